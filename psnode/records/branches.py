@@ -1,6 +1,6 @@
-"""The branch of a run: the checkpoints that led to the newest one.
+"""The branch of a run: the checkpoints that led to the newest checkpoint.
 
-A run that is resumed from an older checkpoint abandons the newer checkpoints, and overwrites them as it reaches their steps.
+A run that is resumed from an older checkpoint abandons the newer checkpoints, and overwrites them when it reaches their steps.
 Every manifest records which start of the job wrote it (`begun`) and the step after which that start began (`since`). Following
 these entries backwards from the newest checkpoint gives the branch. An evaluation belongs to the branch if it names the digest of
 weights on the branch.
@@ -24,8 +24,8 @@ SINCE = "since"
 def branch(train_dir: Path) -> dict[Path, str | None]:
     """Return the run's checkpoints up to the one that `latest` names, oldest first, without those of abandoned branches.
 
-    Each path maps to the digest of the checkpoint's model file, or to None if the manifest cannot be read; opening the checkpoint
-    reports that error. Checkpoints of earlier versions of psnode, which do not record which start wrote them, are included.
+    Each path maps to the digest of the checkpoint's model file, or to None if the manifest cannot be read. This error is reported
+    when the checkpoint is opened. Checkpoints of earlier versions of psnode, which do not record the start, are included.
     """
     try:
         newest = checkpoint.latest(train_dir)
@@ -54,8 +54,8 @@ def branch(train_dir: Path) -> dict[Path, str | None]:
 def evaluations(train_dir: Path, file: str, found: Mapping[Path, str | None] | None = None) -> Iterator[dict[str, Any]]:
     """Yield the evaluations in `file` that belong to the branch, leaving out later steps and abandoned weights.
 
-    `found` is the branch, if the caller has it already. An evaluation stays valid after retention has deleted its checkpoint. A
-    record that does not name its weights is judged by its step alone. Raises CheckpointError if the file is damaged.
+    `found` is the branch, if the caller already has it. An evaluation stays valid after retention has deleted its checkpoint. A
+    record that does not name its weights is judged only by its step. Raises CheckpointError if the file is damaged.
     """
     found = branch(train_dir) if found is None else found
     models = {checkpoint.step_of(path): model for path, model in found.items()}

@@ -2,18 +2,18 @@
 
     checkpoints/step-00000100/     model.safetensors           weights and buffers, named as in the state dict of
                                                                the model that is not compiled
-                                   ema.safetensors             the same with moving averages of the weights, if there are any
+                                   ema.safetensors             the same with moving averages of the weights, if they are kept
                                    state/optimizer.safetensors the master's optimizer
                                    state/replica.safetensors   the workers' weights, if they differ from the master's
-                                   state/waiting.safetensors   gradients that arrived and were not applied
+                                   state/waiting.safetensors   gradients that have arrived but are not yet applied
                                    state/norms.safetensors     norms for comparison with those of later gradients
                                    worker-003.safetensors      feedback and buffers of rank 3, its place in the data
                                    manifest.json               step, layout, and size and xxh3_128 of every file
-    checkpoints/latest             the name of the newest one
+    checkpoints/latest             the name of the newest checkpoint that is not known to be unsound
 
-psnode.records.staging writes them, the manifest last, with the facts that psnode.master.checkpoints.contents has gathered;
-psnode.records.retention adds its verdict to the manifest. A checkpoint is renamed before it is deleted. Its contents are tensors
-and JSON: reading one executes nothing. psnode.records.state_names defines the names of the state's tensors.
+psnode.records.staging writes the files, the manifest last, with the facts from psnode.master.checkpoints.contents. Later
+psnode.records.retention adds its verdict to the manifest. A checkpoint is renamed before it is deleted. It contains only tensors
+and JSON, so reading it executes no code. psnode.records.state_names defines the names of the state's tensors.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def name_latest(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Delete the directory `path` if it exists, renaming it first so that no other process finds half of it under its name."""
+    """Delete the directory `path` if it exists. It is renamed first, so that no process finds half a directory of this name."""
     gone = path.with_name(f".{path.name.lstrip('.')}.gone")
     delete(gone)
     try:
@@ -106,7 +106,7 @@ def complete(train_dir: Path) -> list[Path]:
     root = train_dir / CHECKPOINTS
     try:
         names = os.listdir(root)
-    except OSError:  # none yet, or the directory was removed
+    except OSError:  # there are no checkpoints yet, or the directory was removed
         return []
     found = [(int(match[1]), root / name) for name in names if (match := _NAME.fullmatch(name))]
     return [path for _, path in sorted(found) if not path.is_symlink() and (path / MANIFEST).is_file()]
@@ -134,8 +134,7 @@ def latest(train_dir: Path) -> Path | None:
 
 
 def _newest(published: list[Path]) -> Path | None:
-    """Return the newest readable checkpoint that is not known to be unsound, or the newest of all if there is no such
-    checkpoint."""
+    """Return the newest readable checkpoint that is not known to be unsound, or otherwise the newest of all checkpoints."""
     for path in reversed(published):
         with contextlib.suppress(CheckpointError):
             if Checkpoint.open(path).facts.get(SOUND) is not False:
@@ -188,7 +187,7 @@ class Checkpoint:
 
     @property
     def layout(self) -> int:
-        """Return the number of the rules by which the checkpoint's state is named (psnode.records.state_names)."""
+        """Return the number of the layout, which defines the names of the checkpoint's state (psnode.records.state_names)."""
         return int(self.facts.get("layout", 1))
 
     def verify(self) -> None:
@@ -216,7 +215,7 @@ class Checkpoint:
                 raise OSError(errno.ELOOP, "its directory is a link", name)
             with open_plain(self.path / name) as file:
                 size = os.fstat(file.fileno()).st_size
-                if entry is not None and size == entry["bytes"] > memory():  # a sparse file takes no disk
+                if entry is not None and size == entry["bytes"] > memory():  # a sparse file of this size takes no disk space
                     raise OSError(errno.EFBIG, "it is larger than the memory of this machine", name)
                 digest = digest_of(file) if entry is not None and size == entry["bytes"] else ""
         except OSError as error:
@@ -233,7 +232,7 @@ class Checkpoint:
 
     @cached_property
     def renaming(self) -> Rename:
-        """Return the function from the names of a compiled model, which files of earlier versions hold, to plain names."""
+        """Return the function that maps names of a compiled model, which files of earlier versions contain, to plain names."""
         return renaming(tensorfile.names(self.path / MODEL))
 
     def has(self, name: str) -> bool:

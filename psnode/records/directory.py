@@ -46,8 +46,8 @@ class ResumePoint:
     """Start of a resumed run: its plan, its scheme, its latest checkpoint if there is one, and its parts so far.
 
     `plan` is None if changed settings (`changes`) give the run another plan. `first_plan` is the plan with which the run's
-    checkpoints of layout 1 were written. `parameter_groups` are those in config.json. `config` is the run's configuration before
-    the resume. `prediction`: that of a step under `plan`. `links`: those that the run measured, if it did.
+    checkpoints of layout 1 were written. `parameter_groups` are the groups in config.json. `config` is the run's configuration
+    before the resume. `prediction`: the prediction of a step under `plan`. `links`: the link rates that the run measured, if any.
     """
 
     checkpoint: checkpoint.Checkpoint | None = None
@@ -76,7 +76,7 @@ class RunDirectory:
     """A directory that belongs to this job until `lock` is released.
 
     `mark` is the content of the directory's mark file. The learning rate of `config` is resolved; `notes` are lines about the
-    learning rate for the user. `prediction`: that of a step, if there is one. `links`: the measured ones, if there are any.
+    learning rate for the user. `prediction`: the prediction of a step, if any. `links`: the measured link rates, if any.
     """
 
     path: Path
@@ -113,7 +113,7 @@ class RunDirectory:
         staging.sweep(self.path)
         cut_after(self.path / METRICS, self.resume_point.step)
         for file in (EVALUATIONS, EMA_EVALUATIONS):
-            with contextlib.suppress(CheckpointError):  # their readers report the error, and training does not need them
+            with contextlib.suppress(CheckpointError):  # training does not need these files, and their readers report the error
                 cut_after(self.path / file, self.resume_point.step)
         (self.path / SUMMARY).unlink(missing_ok=True)
         content = {
@@ -256,7 +256,7 @@ def _resumed(path: Path, config: Config) -> tuple[Config, ResumePoint]:
         config = replace(config, threads=earlier.threads)
     if config.lr is None:
         config = replace(config, lr=earlier.lr)
-    if config.group_bytes == 0 and config.group_by == "bytes":  # auto: the size with which the run was begun
+    if config.group_bytes == 0 and config.group_by == "bytes":  # auto: use the size with which the run began
         config = replace(config, group_bytes=earlier.group_bytes)
     if conflicts := resume_conflicts(config, earlier):
         raise ConfigurationError(f"--resume needs the configuration of the run in {path}: {conflicts[0]}")

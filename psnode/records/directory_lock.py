@@ -14,13 +14,14 @@ from psnode.errors import ConfigurationError
 
 LOCK = ".lock"  # file in the directory
 _DYING = 5.0  # seconds that a killed job may take to release the lock
-_POLL = 0.1  # seconds between two looks at a held lock
+_POLL = 0.1  # seconds between two attempts to acquire a held lock
 
 
 def locked(path: Path) -> FileLock:
     """Acquire and return the lock of the directory `path`. Raises ConfigurationError while another process holds it.
 
-    The operating system releases the lock when its process ends. A killed process may take a moment to end, hence the timeout.
+    The operating system releases a lock when the process that holds it ends. There is a timeout because a killed process may take
+    a moment to end.
     Soft locks are not used: the file left by a killed process would keep out the next job.
     """
     lock = FileLock(path / LOCK, timeout=_DYING, thread_local=False, fallback_to_soft=False)
@@ -35,9 +36,9 @@ def locked(path: Path) -> FileLock:
 
 
 def refuse_if_held(path: Path) -> None:
-    """Raise ConfigurationError as `locked` does while another job holds the lock of the directory `path`, but take no lock.
+    """Raise ConfigurationError, like `locked`, while another job holds the lock of the directory `path`. No lock is taken.
 
-    A launcher calls this before it starts processes, whose rank 0 takes the lock itself.
+    A launcher calls this before it starts the ranks, of which rank 0 takes the lock itself.
     """
     end = time.monotonic() + _DYING
     while at_work(path):

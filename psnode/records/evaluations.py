@@ -55,9 +55,9 @@ def append(path: Path, result: Evaluation) -> None:
 
 
 def score(record: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Return a score of an evaluation, higher for a better one; None if its loss is not a finite number.
+    """Return the score of an evaluation, which is higher for a better one; None if its loss is not a finite number.
 
-    Evaluations are ranked by accuracy (top1). Those without accuracy are ranked below all others, by their loss.
+    Evaluations are ranked by accuracy (top1). Evaluations without accuracy are ranked by their loss, below all others.
     """
     accuracy, loss = (value if isinstance(value, float) and math.isfinite(value) else None for value in map(record.get, _FIGURES))
     if loss is None:
@@ -66,7 +66,7 @@ def score(record: Mapping[str, Any]) -> tuple[float, float] | None:
 
 
 class Best:
-    """The best score among the evaluations of the run in `train_dir`, including those already recorded."""
+    """The best score among the evaluations of the run in `train_dir`, including recorded evaluations."""
 
     def __init__(self, train_dir: Path) -> None:
         found = (score(record) for record in read_records(train_dir / EVALUATIONS))

@@ -1,8 +1,8 @@
 """Parts of a run with different numbers of workers, and the position of its epochs.
 
-A part begins after `first` finished steps of the run. Steps count updates, whatever the number of workers; an epoch counts
-examples. An epoch has fewer steps with P workers than with P - 1. A step's place in its epoch is therefore found by adding an
-offset to the step, which is 0 for a run with a single part. After a change of P the run continues the same epoch: no example of
+A part begins after `first` finished steps of the run. Steps count updates, independent of the number of workers, while an epoch
+counts examples. An epoch has fewer steps with P workers than with P - 1. Therefore an offset is added to a step to find its place
+in its epoch. The offset is 0 for a run with a single part. After a change of P the run continues the same epoch: no example of
 the epoch is taken twice, and fewer examples are left out than the new number of workers takes in one step.
 """
 
@@ -23,7 +23,7 @@ class Generation(NamedTuple):
 def continued(parts: Sequence[Generation], step: int, workers: int) -> tuple[Generation, ...]:
     """Return the parts of a run that continues after `step` with `workers` workers.
 
-    Parts that begin at `step` or later, left by earlier attempts, are dropped.
+    Recorded parts that begin at `step` or later are remains of earlier attempts, and are dropped.
     """
     kept = [part for part in parts if part.first < step]
     if not kept or kept[-1].workers != workers:

@@ -1,7 +1,7 @@
-"""A file that is hashed while it is written, and bypasses the system's page cache if it is large.
+"""A file that is hashed while it is written, and that bypasses the system's page cache if it is large.
 
-The cache would copy every byte once more and clear a page for it. For a checkpoint of gigabytes, this takes memory and processor
-time that training needs.
+The cache would copy every byte once more, into pages that the system clears first. For a checkpoint of gigabytes, this takes
+memory and processor time that training needs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from psnode.codecs.pages import Pages
 
 Raw = npt.NDArray[np.uint8]
 BLOCK = 1 << 23  # bytes hashed and written at a time, few enough to stay in the processor's cache
-_ALIGNED = 1 << 12  # writes that bypass the page cache must be multiples of this
+_ALIGNED = 1 << 12  # sizes of writes that bypass the page cache must be multiples of this number of bytes
 _LARGE = 2 * BLOCK
 _DIRECT = getattr(os, "O_DIRECT", 0)
 
@@ -64,7 +64,7 @@ class HashedFile:
                 self.entry = FileEntry(self._size, self._digest.hexdigest())
 
     def room(self) -> Raw:
-        """Return a buffer for the next bytes of the file; never empty."""
+        """Return a buffer for the next bytes of the file. It is never empty."""
         if self._held == self._room.size:
             self._flush()
         return self._room[self._held :]

@@ -1,13 +1,13 @@
-"""History of the gradients applied to the weights, update by update, and its invariants.
+"""History of the gradients applied to the weights in each update, and the invariants of the history.
 
-With `--record-history` the master writes history.jsonl: one line when it starts, and one for every version of the weights that it
-finishes.
+With `--record-history` the master writes history.jsonl: one line when it starts, and one line for every version of the weights
+that it finishes.
 
     {"step": 40, "hash": "...", "parameters": ["fc.weight", ...]}   a start from version 40 of the weights, which have this hash
     {"step": 41, "hash": "...", "groups": [[[1, 41, 40], [2, 41, 40]], ...]}
                                                                    [rank, step, version computed on] of each group's gradients
 
-A start voids the lines of later versions, whose weights were lost when the earlier process ended.
+After a start, earlier lines of later versions are invalid, since their weights were lost when the earlier process ended.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class AddedGradient(NamedTuple):
 class History:
     """Writer of a run's history.jsonl.
 
-    The `digest` of its methods is the xxh3_128 of the tensors `parameters` in that order, as in summary.json.
+    The argument `digest` of its methods is the xxh3_128 of the tensors `parameters`, in this order, as in summary.json.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -69,9 +69,9 @@ def violations(directory: Path, staleness: int | None = 0) -> list[str]:
     """Return the violations of the invariants in the history of the run in `directory`, one text each:
 
     * versions rise by one, and a start continues from the exact weights of its version;
-    * every (worker, step, group) is in one update at most, and a worker's steps rise;
-    * every gradient was computed on the version to which it was applied, or on one at most `staleness` versions older (None:
-      any);
+    * every (worker, step, group) is in at most one update, and a worker's steps rise;
+    * every gradient was computed on the version to which it was applied, or on a version at most `staleness` versions older
+      (None: on any version);
     * every published checkpoint holds the weights of its version.
     """
     found: list[str] = []

@@ -1,4 +1,4 @@
-"""Files to which lines are appended, even if the disk is full for a while."""
+"""Files to which lines are appended, even if the disk is temporarily full."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _LOG = logging.getLogger(__name__)
 
 
 class Journal:
-    """Unbuffered writer that appends lines to the file `path`, where readers see them at once.
+    """Unbuffered writer that appends lines to the file `path`, where readers see them immediately.
 
-    Lines that the disk does not take stay in memory, in order, and are tried again with every further line; the caller never
-    waits for the disk to have room. A file that another process has removed is created again. Both cases are logged.
+    Lines that the disk does not take stay in memory, in order, and are tried again with every further line. The caller never
+    waits until the disk has room. A file that another process has removed is created again. Both cases are logged.
     """
 
     def __init__(self, path: Path) -> None:

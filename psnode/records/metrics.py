@@ -46,9 +46,9 @@ class Seconds:
 class StepRecord:
     """Record of one finished update.
 
-    Bytes are those of the whole job, frame headers included; `loss` is None if unknown. `uplink_bytes` and `downlink_bytes` count
-    gradients and weights, and are the same in identical runs. Control messages are counted separately, because they contain
-    measured times as text and so vary in length.
+    Bytes are totals of the whole job, frame headers included; `loss` is None if unknown. `uplink_bytes` and `downlink_bytes`
+    count gradients and weights, and are the same in identical runs. Control messages are counted separately, because they contain
+    measured times as text, so their lengths vary.
     """
 
     step: int
@@ -71,7 +71,7 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class Summary:
-    """Summary of a run. Bytes and seconds are totals over all its parts, those before a resume included."""
+    """Summary of a run. Bytes and seconds are totals over all parts of the run, including those before a resume."""
 
     steps: int
     seconds: float
@@ -87,8 +87,8 @@ class Summary:
     worker_peak_memory_bytes: int | None = None  # of the worker with the highest peak; None if no worker reported its peak
     uplink_control_bytes: int = 0
     downlink_control_bytes: int = 0
-    prediction: dict[str, Any] | None = None  # of a step in seconds, beside the median of the last part of the run
-    link_bytes: dict[str, Any] | None = None  # by rank and way, of the last part of the run, see psnode.master.link_bytes
+    prediction: dict[str, Any] | None = None  # of a step in seconds, with the median of the last part of the run
+    link_bytes: dict[str, Any] | None = None  # by rank and direction, in the last part of the run; see psnode.master.link_bytes
 
     def write(self, directory: Path) -> None:
         """Write summary.json into `directory` atomically."""
@@ -110,7 +110,7 @@ def _memory(line_of: str) -> int | None:
         status = Path("/proc/self/status").read_text()
     except OSError:
         return None
-    # unlike the peak that getrusage reports, this peak does not include that of the parent process
+    # unlike the peak that getrusage reports, this peak does not include the parent process
     found = [line.split()[1] for line in status.splitlines() if line.startswith(line_of)]
     return 1024 * int(found[0]) if found else None
 
@@ -118,14 +118,14 @@ def _memory(line_of: str) -> int | None:
 def compression_ratio(coordinates: int, worker_steps: int, total_bytes: int) -> float | None:
     """Return the ratio of uncompressed bytes to `total_bytes`, the bytes sent; None if no bytes were sent.
 
-    Each of the `worker_steps` (steps, summed over the workers) would move 8 bytes per coordinate uncompressed: a float32 gradient
-    up, and a float32 weight down.
+    Without compression each of the `worker_steps` (steps, summed over the workers) would send 8 bytes per coordinate: a float32
+    gradient up, and a float32 weight down.
     """
     return 8 * coordinates * worker_steps / total_bytes if total_bytes else None
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replace the content of `path`: readers see the old or the new content, even after a crash.
+    """Replace the content of `path` so that readers see either the old or the new content, even after a crash.
 
     Raises OSError on failure, and then leaves the old content.
     """
@@ -184,10 +184,10 @@ def _record(line: bytes, path: Path, number: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Totals:
-    """Totals over the run's steps up to `steps`: bytes sent and seconds taken. `worker_steps` is the sum of the numbers of
-    workers.
+    """Totals over the run's steps up to `steps`: bytes sent and seconds taken. `worker_steps` is the sum of each step's number
+    of workers.
 
-    Records of earlier versions of psnode do not separate control messages; `uplink_bytes` and `downlink_bytes` include theirs.
+    Records of earlier versions of psnode count control messages in `uplink_bytes` and `downlink_bytes`.
     """
 
     steps: int = 0
@@ -253,7 +253,7 @@ class RunLog:
         self._journal = Journal(directory / METRICS)
 
     def write(self, record: StepRecord) -> None:
-        """Write one line, which readers see at once."""
+        """Write one line, which readers see immediately."""
         self._journal.append(to_json(asdict(record)).encode())
 
     def extend(self, last: int) -> None:

@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 def resharded(found: Checkpoint, answer: Ready) -> bytes:
     """Return the state for every worker if the checkpoint was written with another number of workers.
 
-    The state holds the means of the workers' feedback state and buffers. The weights are owed the mean of the workers' residuals,
-    and this mean is kept. If residuals have a learning rate, the mean is that of residual times rate, in units of weights. State
-    that is not of floating point (a codebook) is taken from the first worker.
+    The state holds the means of the workers' feedback state and buffers. The mean of the workers'
+    residuals is preserved, since the weights still have to receive this mean. If residuals have a learning rate, the mean of
+    residual times rate is taken, in units of weights. State that is not floating-point (a codebook) is taken from the first
+    worker.
     """
     names = [name for name in found.facts["files"] if is_worker_file(name)]
     sums: dict[str, torch.Tensor] = {}
@@ -40,7 +41,7 @@ def resharded(found: Checkpoint, answer: Ready) -> bytes:
 def _owed(memories: Mapping[str, torch.Tensor], *, back: bool = False) -> dict[str, torch.Tensor]:
     """Return `memories`, with the feedback state of every tensor that has a rate multiplied by that rate in float64.
 
-    With `back`, divide by the rate instead. Rates (psnode.records.state_names) and codebooks stay as they are.
+    If `back` is True, divide by the rate instead. Rates (psnode.records.state_names) and codebooks stay as they are.
     """
     import torch
 
@@ -68,7 +69,7 @@ def worker_state(found: Checkpoint, rank: int, answer: Ready) -> bytes | None:
 
 
 def spare_state(found: Checkpoint, answer: Ready) -> bytes:
-    """Return the state with which a spare resumes: the workers' mean buffers, even if the checkpoint has a part of that rank."""
+    """Return the state with which a spare resumes: the workers' mean buffers, even if the checkpoint has a part of the rank."""
     return tensorfile.dump(_mean_buffers(found, answer))
 
 

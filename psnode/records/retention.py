@@ -1,7 +1,8 @@
 """Retention of checkpoints: an unsound checkpoint never displaces a sound one.
 
-A manifest records the soundness of its checkpoint: `"sound": true`; false, with the reason in `unsound`; or null until the losses
-computed on its weights have arrived. A manifest without this entry, written by an earlier version of psnode, counts as sound.
+A manifest records the soundness of its checkpoint in the entry `sound`: true; or false, with the reason in `unsound`; or null
+until the losses computed on its weights have arrived. A manifest of an earlier version of psnode lacks this entry; its checkpoint
+counts as sound.
 `latest`, which --resume follows, names the newest checkpoint that is not known to be unsound, if there is one.
 """
 
@@ -61,7 +62,7 @@ def why_unsound(path: Path) -> str:
 def judge(path: Path, reason: str) -> None:
     """Record in the manifest of a published checkpoint that it is unsound for `reason`, or sound if `reason` is empty.
 
-    Then `latest` names the newest checkpoint not known to be unsound. A checkpoint that no longer exists is skipped. Raises
+    Afterwards `latest` names the newest checkpoint not known to be unsound. A checkpoint that no longer exists is skipped. Raises
     OSError if a file cannot be written.
     """
     train_dir, manifest = path.parents[1], path / checkpoint.MANIFEST
@@ -86,10 +87,10 @@ def newest_not_unsound(train_dir: Path) -> Path | None:
 def prune(train_dir: Path, step: int, keep_last: int, workers: int = 0) -> None:
     """Delete the checkpoints up to `step` except the newest `keep_last` not known to be unsound; 0 deletes no checkpoint.
 
-    Always kept are the newest checkpoint known to be sound, newer ones of unknown soundness, the newest of all, the best
-    evaluated one, and any that is being read. A checkpoint also stays if it has the part of a worker (ranks 1 to `workers`) that
-    is missing from the newest checkpoint not known to be unsound. Checkpoints of abandoned branches do not count among the
-    newest, and are deleted like old ones.
+    This never deletes the newest checkpoint known to be sound, newer checkpoints of unknown soundness, the newest of all, the
+    best evaluated checkpoint, or a checkpoint that is being read. A checkpoint also stays if it has the part of a worker (ranks 1
+    to `workers`) that is missing from the newest checkpoint not known to be unsound. Checkpoints of abandoned branches do not
+    count among the newest, and are deleted like old checkpoints.
     """
     if not keep_last:
         return
@@ -111,7 +112,8 @@ def prune(train_dir: Path, step: int, keep_last: int, workers: int = 0) -> None:
 def reading(path: Path) -> Iterator[None]:
     """Protect a checkpoint from deletion inside the context, on this host and others, if the file system has locks.
 
-    The directory, the weights and the manifest are locked. A verdict replaces the manifest, but the other two stay locked.
+    The directory, the weights and the manifest are locked. A verdict replaces the manifest; the directory and the weights stay
+    locked.
     """
     with contextlib.ExitStack() as locks:
         for place in _locked(path):

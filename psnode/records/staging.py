@@ -53,10 +53,10 @@ def _parts_path(train_dir: Path, step: int, job: int) -> Path:
 
 
 def write_part(train_dir: Path, step: int, job: int, rank: int, content: Content, read: Read | None = None) -> FileEntry:
-    """Write and fsync a worker's part of an unfinished checkpoint, under its final name only once it is complete.
+    """Write and fsync a worker's part of an unfinished checkpoint. The part gets its final name when it is complete.
 
-    `read`: see psnode.records.tensorfile.write_content. Raises FileNotFoundError if the master no longer waits for that
-    checkpoint or its directory was removed, and OSError if the disk does not take the data.
+    `read`: see psnode.records.tensorfile.write_content. Raises FileNotFoundError if the master no longer waits for the
+    checkpoint or if its directory was removed, and OSError if the disk does not take the data.
     """
     place = _parts_path(train_dir, step, job)
     unfinished = place / f".{worker_file(rank)}"
@@ -66,7 +66,7 @@ def write_part(train_dir: Path, step: int, job: int, rank: int, content: Content
 
 
 def tell(found: FileEntry | OSError) -> dict[str, torch.Tensor]:
-    """Return the tensors of the message that describes a written part, or the error that prevented it."""
+    """Return the tensors of the message that describes a written part, or the error that prevented the writing."""
     import torch
 
     if isinstance(found, OSError):
@@ -88,9 +88,9 @@ def told(tensors: Mapping[str, torch.Tensor], rank: int) -> FileEntry | OSError:
 class StagedCheckpoint:
     """An unfinished checkpoint of `step`, invisible to readers until `publish`.
 
-    The checkpoint holds the files added or adopted. `job` is the job whose workers' parts may be adopted. Only one thread at a
-    time may add files. A directory that another process removes is not created again; the FileNotFoundError means that the
-    checkpoint must be abandoned.
+    The checkpoint holds the files that were added or adopted. Only parts from workers of `job` may be adopted. Only one thread at
+    a time may add files. If another process removes the directory, the directory is not created again, and the FileNotFoundError
+    means that the checkpoint must be abandoned.
     """
 
     def __init__(self, train_dir: Path, step: int, job: int = 0) -> None:
@@ -123,7 +123,7 @@ class StagedCheckpoint:
         return wrecked
 
     def adopt(self, name: str, entry: FileEntry) -> None:
-        """Move into the checkpoint the part `name`, which a worker has written and described as `entry`.
+        """Move the part `name`, which a worker has written and described as `entry`, into the checkpoint.
 
         Raises FileNotFoundError if the file is missing or does not have the described size.
         """
@@ -153,8 +153,8 @@ class StagedCheckpoint:
     def publish(self, facts: Mapping[str, Any], *, preferred: bool = True) -> Path:
         """Write the manifest with `facts`, publish the checkpoint and return its path.
 
-        `latest` then names it, unless the checkpoint is not `preferred` and `latest` exists. Raises OSError if a file cannot be
-        written or has been removed; `latest` then stays as it was.
+        Then `latest` names it, unless the checkpoint is not `preferred` and `latest` exists. Raises OSError if a file cannot be
+        written or has been removed; in this case `latest` is unchanged.
         """
         remove(self._parts)
         files = {name: {"bytes": entry.nbytes, "xxh3_128": entry.digest} for name, entry in sorted(self._entries.items())}

@@ -1,4 +1,4 @@
-"""Names of the state in a checkpoint: by tensor, so that groups and segments may differ between writer and reader.
+"""Names of the state in a checkpoint. State is named by tensor, so that writer and reader may have other groups and segments.
 
     state/optimizer.safetensors   MEMORY/TENSOR             momentum_buffer; exp_avg, exp_avg_sq, step; ...
                                   MEMORY:TYPE/TENSOR        a number (bool, int, float) of an optimizer of whole tensors
@@ -12,9 +12,9 @@ MEMORY is the name of an array that the optimizer or the feedback rule keeps bet
 order of the tensor's coordinates, independent of how the tensor was split into segments; optimizers of whole tensors keep arrays
 of their own shapes and types. A `step` or a `rate` is one number per tensor, or one per coordinate if the groups or segments of
 the tensor have different numbers. A RANGE gives the beginning and the end of a group or a segment, each as the name of a tensor
-and an offset. Another plan can use such state only if it has the same range.
+and an offset. Another plan can use state named by a RANGE only if the plan has the same range.
 
-This is layout 2. Layout 1 named state by the indices of groups and segments, and is read with the plan that wrote it.
+This is layout 2. Layout 1 named state by the indices of groups and segments. Reading it requires the plan of the writer.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ def ranges(plan: Plan, parts: Sequence[CoordinateRange]) -> list[str]:
 def spread(plan: Plan, runs: Sequence[ConstantRange], dtype: torch.dtype) -> Tensors:
     """Return the numbers in `runs`, which are in order, as one tensor of `dtype` per tensor of the plan.
 
-    The result has one element if all coordinates of the tensor have the same number, else one element per coordinate. Coordinates
-    outside `runs` get 0; tensors wholly outside are left out.
+    A tensor of the result has one element if all its coordinates have the same number, otherwise one element per coordinate.
+    Coordinates outside `runs` get 0; tensors wholly outside are left out.
     """
     import torch
 
@@ -130,7 +130,7 @@ def spread(plan: Plan, runs: Sequence[ConstantRange], dtype: torch.dtype) -> Ten
 
 
 def collected(plan: Plan, tensors: Mapping[str, torch.Tensor], prefix: str) -> list[ConstantRange]:
-    """Return the runs of equal numbers from which `spread` made `tensors`, named `prefix` and the tensor's name.
+    """Return the runs of equal numbers from which `spread` made `tensors`, whose names consist of `prefix` and the tensor's name.
 
     A missing tensor counts as 0. Raises CheckpointError for a tensor with the wrong number of values.
     """

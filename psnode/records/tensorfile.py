@@ -18,7 +18,7 @@ from psnode.records.snapshots.snapshot import raw
 if TYPE_CHECKING:
     import torch
 
-    Read = Callable[[torch.Tensor, int, Raw], None]  # fills an array with the bytes of a tensor from an offset on
+    Read = Callable[[torch.Tensor, int, Raw], None]  # fills an array with the bytes of a tensor, beginning at an offset
 
 _TYPES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "complex64": "C64", "int64": "I64", "int32": "I32",
@@ -48,7 +48,7 @@ def parse(content: bytes, source: str) -> dict[str, torch.Tensor]:
 
 
 def names(path: Path) -> list[str]:
-    """Return the names in the header of a file, aliases included; empty if the header cannot be read, which `parse` reports."""
+    """Return the names in the header of a file, aliases included; empty if the header cannot be read, an error for `parse`."""
     try:
         with open_plain(path) as file:
             head = json.loads(file.read(min(int.from_bytes(file.read(8), "little"), _HEAD_BYTES)))
@@ -68,7 +68,7 @@ class Content(NamedTuple):
     halved: frozenset[str] = frozenset()
 
     def together(self, other: Content) -> Content:
-        """Return the content of a file with the tensors of both. Their names must differ."""
+        """Return the content of a file with the tensors of both contents, whose names must differ."""
         pairs = [name for each in (self, other) for name in json.loads(each.metadata.get(_PAIRS, "[]"))]
         metadata = {**self.metadata, **other.metadata, **({_PAIRS: to_json(pairs)} if pairs else {})}
         return Content({**self.tensors, **other.tensors}, metadata, self.halved | other.halved)
@@ -196,9 +196,9 @@ def content_of(tensors: Mapping[str, torch.Tensor], *, halved: Callable[[str], b
 def _portable(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str] | None]:
     """Return tensors that the format can hold, and the file's metadata.
 
-    Several names of one tensor, as with tied weights, become one entry; the metadata maps each of the other names to the name of
-    that entry, as safetensors.torch.save_model writes it and load_model expects it. Complex types that the format lacks become
-    pairs of real numbers.
+    If one tensor has several names, as tied weights have, it becomes one entry. The metadata maps each of its other names to the
+    name of the entry, as safetensors.torch.save_model writes it and load_model expects it. Complex types that the format lacks
+    become pairs of real numbers.
     """
     import torch
 
@@ -230,7 +230,8 @@ def _whole(tensors: dict[str, torch.Tensor], content: bytes) -> dict[str, torch.
 def _without_aliases(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """Return contiguous tensors that share no memory, and other names of some of them.
 
-    Another name is given for a tensor with the same memory, shape and type; tensors that share memory otherwise are copied.
+    Tensors with the same memory, shape and type are returned as one tensor with other names. Tensors that share memory in another
+    way are copied.
     """
     apart: dict[str, torch.Tensor] = {}
     others: dict[str, str] = {}

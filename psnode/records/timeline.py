@@ -23,7 +23,7 @@ _LIMIT = 1_000_000  # events that a rank keeps; later ones are dropped
 
 
 class Tracer:
-    """Collector of the spans of one rank. A span costs one comparison while the collector is not enabled."""
+    """Collector of the spans of one rank. While the collector is not enabled, a span costs only one comparison."""
 
     def __init__(self, rank: int, *, enabled: bool) -> None:
         self.rank = rank

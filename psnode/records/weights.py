@@ -1,4 +1,4 @@
-"""Weights of a run: read for a model that begins with them, and written for other programs."""
+"""Weights of a run: functions that read them for a model that begins with them, and write them for other programs."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _PICKLES = (".pt", ".pth")
 def initialise(model: torch.nn.Module, source: Path, *, new_head: bool = False) -> None:
     """Give `model` the weights and buffers of `source`: a run, a checkpoint, or a safetensors file of a state dict.
 
-    With `new_head`, the tensors of one layer may have another number of outputs in `source`; that layer keeps its values in
-    `model`, and the log says so. Raises ConfigurationError if tensors are missing or do not fit, and CheckpointError if the
-    source is damaged.
+    With `new_head`, the tensors of one layer may have another number of outputs in `source`. In this case the layer keeps its
+    values in `model`, and the log says so. Raises ConfigurationError if tensors are missing or do not fit, and CheckpointError if
+    the source is damaged.
     """
     own = tensor_names.state(model)
     found = tensor_names.matched(_tensors(source), own)
@@ -86,7 +86,7 @@ def _tensors(source: Path) -> dict[str, torch.Tensor]:
 
 
 def _of_run(train_dir: Path, which: str | None) -> Checkpoint:
-    """Return a checkpoint of a run: the newest if `which` is None, the best evaluated for `best`, else that of step `which`."""
+    """Return a checkpoint of a run: the newest if `which` is None, the best evaluated if it is `best`, or that of a step."""
     if which == "best":
         path = best_evaluated(train_dir)
         remedy = f"psnode evaluate --train-dir {train_dir} determines it, or s.evaluated(loss=...) in the loop of a session"

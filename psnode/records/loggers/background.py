@@ -13,7 +13,7 @@ from psnode.records.loggers.base import Logger
 
 _LOG = logging.getLogger(__name__)
 
-_WAITING = 10_000  # calls, enough for some minutes of fast steps
+_WAITING = 10_000  # maximum number of queued calls, enough for some minutes of fast steps
 
 
 class Background:

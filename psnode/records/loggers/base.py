@@ -17,7 +17,7 @@ class LoggedRun:
     * settings: by name, in types that JSON has, without settings that do not apply
     * text: the settings as a file for --config
     * step: number of finished updates when this part begins
-    * evaluates: True if the process is the run's evaluator, which adds to the master's logs and whose end does not end the run
+    * evaluates: True if the process is the run's evaluator, which adds to the master's logs; its end does not end the run
     """
 
     directory: Path

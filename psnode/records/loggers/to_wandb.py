@@ -12,11 +12,11 @@ _PROJECT = "psnode"  # unless WANDB_PROJECT is set
 
 
 class WandB:
-    """A run of Weights & Biases with the id of psnode's run; it is continued when that run is resumed.
+    """A run of Weights & Biases with the id of psnode's run. It is continued when psnode's run is resumed.
 
     Two processes cannot write to the same run of Weights & Biases. Evaluations are therefore a separate run, ID-evaluate, and
-    both runs are in the group ID. Steps repeated after a resume appear twice, since `step` is an ordinary column and the axis of
-    all others.
+    both runs are in the group ID. Steps repeated after a resume appear twice, since `step` is an ordinary column, which serves
+    as the axis of all others.
     """
 
     def begin(self, run: LoggedRun) -> None:

@@ -1,1 +1,1 @@
-"""Copies of a version that a checkpoint needs, taken beside the training, and their memory."""
+"""Copies of a version that a checkpoint needs, which are made during training, and the memory for these copies."""

@@ -1,9 +1,8 @@
-"""Values of tensors at one moment, read while training goes on to change the tensors part by part.
+"""Values of tensors at one moment, which are read while training continues to change the tensors part by part.
 
-A thread calls `protect` before it changes a part. The bytes of the part that have been read need no protection. The rest is
-copied if there is memory for copies; otherwise the thread waits until the reader has read it. The reader thus sees the values of
-that moment, and a thread waits no longer than a copy takes if the memory suffices
-(docs/decisions/checkpoints-beside-training.md).
+A thread calls `protect` before it changes a part. Bytes of the part that have already been read need no protection. The remaining
+bytes are copied if there is memory for copies; otherwise the thread waits until they have been read. The reader thus sees the
+values of that moment. If the memory suffices, a thread waits only for the copy (docs/decisions/checkpoints-beside-training.md).
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ class _Piece:
 class Snapshot:
     """The present values of `tensors`, which are contiguous and on the host.
 
-    `parts` lists, by the index passed to `protect`, the tensors whose memory changes together. Memory outside all parts must not
-    change. One thread reads, each tensor from its beginning to its end; any thread may call `protect`.
+    `parts[i]` lists the tensors whose memory changes together after the call `protect(i)`. Memory outside all parts must not
+    change. Only one thread reads, and it reads each tensor from its beginning to its end. Any thread may call `protect`.
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor], parts: Sequence[Iterable[torch.Tensor]], memory: SnapshotMemory) -> None:
@@ -67,7 +66,7 @@ class Snapshot:
                         self._of_part.setdefault(piece.part, []).append(piece)
 
     def protect(self, part: int) -> None:
-        """Block until `part` may be changed: its unread bytes have been copied or, without memory for copies, read."""
+        """Block until `part` may be changed. Its unread bytes are copied or, if there is no memory for copies, read first."""
         if part in self._of_part:
             with self._memory.changed:
                 self._changed = True
@@ -94,7 +93,7 @@ class Snapshot:
     def read(self, tensor: torch.Tensor, start: int, out: Raw) -> None:
         """Copy bytes [start, start + out.size) of a tensor to `out`, as they were when the snapshot was made.
 
-        A tensor outside the snapshot is copied as it is now. Raises OSError if the snapshot has been closed meanwhile.
+        A tensor outside the snapshot is copied as it is now. Raises OSError if the snapshot has been closed.
         """
         place = 0
         for piece in self._pieces.get(tensor.data_ptr()) or [_Piece(raw(tensor), None)]:
@@ -131,7 +130,7 @@ class Snapshot:
             return not self._changed
 
     def close(self) -> None:
-        """Release the copies and the waiting threads; reading is then over. Any thread may call this, and more than once."""
+        """Release the copies and the waiting threads. No reading is possible afterwards. Any thread may call this repeatedly."""
         with self._memory.changed:
             self._closed = True
             for piece in (each for found in self._pieces.values() for each in found):
@@ -143,7 +142,7 @@ class Snapshot:
 
 
 def size_of(parts: Sequence[Iterable[torch.Tensor]]) -> int:
-    """Return the number of bytes of `parts`, the most that their copies can take (see Snapshot)."""
+    """Return the number of bytes of `parts`, which is the maximum that their copies can take (see Snapshot)."""
     return sum(each.nbytes for held in parts for each in held)
 
 
@@ -153,7 +152,7 @@ def raw(tensor: torch.Tensor) -> Raw:
 
 
 def _cut(live: Raw, ranges: Sequence[tuple[int, int, int]]) -> list[_Piece]:
-    """Cut the bytes of a tensor into pieces by the parts that they belong to. `ranges`: address, size and part, ascending."""
+    """Cut the bytes of a tensor into pieces, each of which belongs to one part. `ranges`: address, size and part, ascending."""
     begin, place, pieces = live.__array_interface__["data"][0], 0, []
     index = max(0, bisect_right(ranges, (begin, 1 << 62, 0)) - 1)
     while place < live.size:

@@ -1,4 +1,4 @@
-"""Memory for copies, a single block per rank, which is taken from the lowest free address up and reused."""
+"""Memory for copies: a single block per rank, which is reused, and of which the lowest free addresses are taken first."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from psnode.codecs.arrays import Bytes
 from psnode.codecs.pages import Pages
 from psnode.config.memory import free_memory, memory
 
-_SHARE = 4  # one part in this many of the free memory
+_SHARE = 4  # the limit is the free memory divided by this
 _CHUNK = 1 << 23  # bytes prepared at a time, during which no copy can take memory
 
 
@@ -23,8 +23,8 @@ class Allocation(NamedTuple):
 class SnapshotMemory:
     """Memory for the copies of a rank's snapshots, at most `limit` bytes at a time; 0: a quarter of the memory free at `begin`.
 
-    Clearing new pages takes a system longer than copying does, so the pages of earlier snapshots are reused, except those that
-    the system has reclaimed meanwhile. `begin`, `take`, `give_back` and `rest` must be called while holding `changed`.
+    A system needs more time to clear new pages than to copy data. Therefore the pages of earlier snapshots are reused, unless the
+    system has reclaimed them. `begin`, `take`, `give_back` and `rest` must be called while holding `changed`.
     """
 
     def __init__(self, limit: int) -> None:
@@ -38,7 +38,7 @@ class SnapshotMemory:
         self.taken = 0  # bytes in use by copies
 
     def prepare(self, size: int) -> None:
-        """Prepare the pages for a first snapshot of `size` bytes; stop once that snapshot begins."""
+        """Prepare the pages for a first snapshot of `size` bytes. Stop when the snapshot begins."""
         with self.changed:
             self._measure()
         for start in range(0, size, _CHUNK):
@@ -50,7 +50,7 @@ class SnapshotMemory:
                 self._pages.release(start, stop)
 
     def close(self) -> None:
-        """Give up the block: no later call prepares pages or begins a snapshot. Memory in use stays until it is given back."""
+        """Give up the block, so that no later call prepares pages or begins a snapshot. Memory in use stays until given back."""
         with self.changed:
             self._begun = self._closed = True
             self.rest()
@@ -64,7 +64,7 @@ class SnapshotMemory:
         if self._pages is None and not self._closed:
             try:
                 self._pages = Pages(min(self._limit, memory()) if self._limit else memory() // _SHARE)
-            except OSError:  # the system refuses the block: without copies, threads that change a part wait
+            except OSError:  # the system refuses the block: there are no copies, and threads that change a part wait
                 return
             self._holes = [(0, self._pages.raw.size)]
         if self._pages is not None:
