@@ -1,4 +1,4 @@
-"""Line charts as SVG of fixed size: axes with round numbers, one line per run, and a band where a point stands for many steps."""
+"""Line charts as SVG of fixed size: axes with round numbers, one line per run, and a band if a point stands for many steps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LOG_FROM = 30.0  # the axis is logarithmic if the ratio of the largest to the s
 class Line(NamedTuple):
     """The points of a run, `x` and `y`, and the band around `y` from `low` to `high`.
 
-    `colour` is the number of the run; with `marked`, every point is drawn as a mark.
+    `colour` is the number of the run. If `marked` is True, every point is drawn as a mark.
     """
 
     label: str
@@ -82,9 +82,9 @@ def _round_step(least: float) -> float:
 def scale_of(values: Iterable[float], start: float, stop: float, *, zero: bool = False, by_end: bool = False) -> Scale:
     """Return a scale for values.
 
-    The scale is logarithmic if the values span a factor of more than 30; otherwise, with `zero`, it starts at 0. With `by_end`,
-    `values` are the largest values of several runs: the scale starts at 0, or is logarithmic if they span a factor of more than
-    8.
+    The scale is logarithmic if the values span a factor of more than 30. Otherwise it starts at 0 if `zero` is True. If `by_end`
+    is True, `values` are the largest values of several runs. Then the scale is logarithmic if they span a factor of more than 8,
+    and otherwise starts at 0.
     """
     found = [value for value in values if math.isfinite(value)]
     if not found:
@@ -109,7 +109,7 @@ def shown(value: float, unit: str) -> str:
 
 
 def chart(title: str, axis: str, lines: Sequence[Line], unit: str, *, zero: bool = False) -> Element:
-    """Return a chart. `axis` is steps, seconds or bytes; `unit` is that of the values."""
+    """Return a chart. `axis` is steps, seconds or bytes; `unit` is the unit of the values."""
     ends = [float(np.max(line.x)) for line in lines if line.x.size]
     across = scale_of(ends, LEFT, WIDTH - RIGHT, by_end=True)
     shown_values = [value for line in lines for value in line.y]

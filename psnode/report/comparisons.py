@@ -114,7 +114,7 @@ def _goodput(run: Run) -> float | None:
 
 
 def differences(variants: Sequence[Variant]) -> Element | None:
-    """Return a table of settings, parts of the scheme and versions in which the variants differ; None if there are none."""
+    """Return a table of the settings, parts of the scheme and versions in which the variants differ; None if they are equal."""
     tables = [facts_of(variant) for variant in variants]
     rows = []
     for name in dict.fromkeys(chain.from_iterable(tables)):

@@ -1,9 +1,9 @@
 """The critical path of each step, from the spans of a timeline: the work that delayed the end of the step.
 
-A step is the time between the ends of two versions on the master. The path is followed backward: first the master's spans without
-a pause before the end of the step, then the worker whose gradient ended that pause, with its computation and its earlier wait for
-the weights. The parts are consecutive, so they add up to the step. If the clocks of hosts disagree, time is shifted between
-neighbouring parts.
+A step is the time between the ends of two versions on the master. The path is followed backward from the end of the step. First
+it contains the master's spans back to the last pause. Then it contains the computation of the worker whose gradient ended this
+pause, and the worker's earlier wait for the weights. The parts are consecutive, so they add up to the step. If the clocks of
+hosts disagree, time is shifted between neighbouring parts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from psnode.plans.roles import MASTER
 from psnode.report.steps import finite
 
-PAUSE = 100e-6  # seconds; a shorter gap between spans of the master is not a wait for a message
+PAUSE = 100e-6  # seconds; shorter gaps between spans of the master do not count as waiting for a message
 _CLOSING = ("finish", "update", "downlink", "norm", "constrain", "average")
 PARTS = {
     "wait": "weights in transit, and other waits of the worker",
@@ -97,8 +97,8 @@ def paths(spans: Sequence[WorkSpan]) -> list[CriticalPath]:
 
 
 def _by_step(spans: Sequence[WorkSpan]) -> dict[tuple[int, int], list[WorkSpan]]:
-    """Return the spans of workers by worker and step: those that end after the worker's previous pass, up to the end of this
-    one."""
+    """Return the spans of workers by worker and step. A step has the spans that end after the previous pass of the worker, and no
+    later than its own pass."""
     passes: dict[int, list[tuple[float, int]]] = defaultdict(list)
     for span in spans:
         step = span.facts.get("step")
@@ -129,7 +129,7 @@ def _path(
 ) -> CriticalPath:
     """Return the critical path of a step, followed backward from `stop`.
 
-    It has the master's last stretch without a pause, and before that the worker whose gradient ended the pause.
+    It has the master's spans after the last pause and, before them, the spans of the worker whose gradient ended the pause.
     """
     begun, first = stop, None
     for span in sorted(master, key=lambda span: span.stop, reverse=True):
@@ -194,6 +194,6 @@ def bounds(found: Sequence[CriticalPath]) -> dict[int, int]:
 
 
 def typical(found: Sequence[CriticalPath]) -> CriticalPath:
-    """Return the path of the step with the median duration (of an even number, the longer of the middle two)."""
+    """Return the path of the step with the median duration; if their number is even, the longer of the middle two."""
     ordered = sorted(found, key=lambda path: path.stop - path.start)
     return ordered[len(ordered) // 2]

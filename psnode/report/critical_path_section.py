@@ -41,7 +41,7 @@ def section(runs: Sequence[Variant]) -> list[Element]:
 
 
 def _beside_prediction(run: Variant, spans: Sequence[WorkSpan], found: Sequence[CriticalPath]) -> Element | None:
-    """Return the predicted step above the measured one of median duration; None if the run has no spans of a prediction."""
+    """Return the predicted step above the measured step of median duration; None if the run has no spans of a prediction."""
     prediction = run.first.prediction
     if prediction is None or not prediction.spans:
         return None

@@ -22,7 +22,7 @@ _LANE = 22
 
 
 _NORM = "gradient_norm"
-_LOW = 0.1  # a schedule falls to 0 if its last rate is below this fraction of its highest rate
+_LOW = 0.1  # a schedule counts as falling to 0 if its last rate is below this fraction of its highest rate
 _GROWS = (
     "Under a feedback rule with rescale=true, residuals are divided by the learning rate, which falls to 0 here: these norms "
     "rise as the inverse of the rate. This is no divergence, since an update is the rate times the gradient."
@@ -88,7 +88,7 @@ def _tells(run: Run, panel: Panel) -> bool:
 
 
 def figures(variants: Sequence[Variant]) -> list[Element]:
-    """Return a figure for every panel, with one chart per axis, of which the page shows one at a time."""
+    """Return a figure for every panel. A figure has one chart per axis, and the page shows one chart at a time."""
     made = []
     for panel in panels([run for variant in variants for run in variant.runs]):
         pictures = [

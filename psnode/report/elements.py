@@ -1,4 +1,4 @@
-"""HTML and SVG as trees. Text and attributes are escaped when a tree is written, and all text reaches the page in this way."""
+"""HTML and SVG as trees. Text and attributes are escaped when a tree is written, and no text reaches the page in another way."""
 
 from __future__ import annotations
 

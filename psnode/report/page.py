@@ -24,7 +24,7 @@ from psnode.report.variants import Variant, each_run, variants
 def render(runs: Sequence[Run], *, each: bool = False) -> bytes:
     """Return the page in UTF-8. Problems with reading a run are added to its `problems`, which the page shows.
 
-    Completed runs that differ by their seeds alone are drawn as one line, unless `each`.
+    Completed runs that differ only in their seeds are drawn as one line, unless `each` is True.
     """
     style = code("style", _source("report.css"))
     script = code("script", _source("report.js"))
@@ -128,7 +128,7 @@ def _settings(found: Sequence[Variant]) -> Element:
 
 
 def write(runs: Sequence[Run], path: Path, *, each: bool = False) -> None:
-    """Write the page to `path`; with `each`, every run is a line of its own.
+    """Write the page to `path`. If `each` is True, every run is a line of its own.
 
     Raises ConfigurationError if the file cannot be written, or if `path` is a file that is not a page.
     """

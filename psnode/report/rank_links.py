@@ -23,13 +23,14 @@ from psnode.report.variants import Variant
 
 WAYS = ("gradients_in", "weights_in", "gradients_out", "weights_out")
 _HEADS = ("ranks", "gradients in", "weights in", "gradients out", "weights out")
-_MOST_RANKS, _MOST_FRAMES = 100_000, 1_000_000  # of summary.json, and of routes that are followed
+_MOST_RANKS, _MOST_FRAMES = 100_000, 1_000_000  # maximum for summary.json, and for routes that are followed
 
 
 class RankLinks(NamedTuple):
-    """`loads`: bytes through the link of every rank in `steps` steps together, by rank.
+    """`loads`: by rank, the bytes through its link in `steps` steps together.
 
-    `is_counted`: the ranks have counted them; otherwise those of all ranks together are shared out by routes and coordinates.
+    `is_counted`: True if the ranks have counted these bytes; otherwise the total of all ranks is shared out by routes and
+    coordinates.
     """
 
     loads: Sequence[LinkLoad]
@@ -38,12 +39,12 @@ class RankLinks(NamedTuple):
 
 
 def rank_links(run: Run) -> RankLinks | None:
-    """Return the bytes by rank of a run; None if its files do not tell enough."""
+    """Return the bytes by rank of a run; None if they cannot be derived from its files."""
     return _counted(run) or _by_routes(run)
 
 
 def sections(variants: Iterable[Variant]) -> list[Element]:
-    """Return a table for every variant whose bytes by rank are known, those of its first run."""
+    """Return a table for every variant whose first run has known bytes by rank."""
     found = [(variant, links) for variant in variants if (links := rank_links(variant.first)) is not None]
     tables = [_table(variant, links) for variant, links in found]
     if len(found) < 2:
@@ -92,17 +93,17 @@ def _counted(run: Run) -> RankLinks | None:
 
 
 def _by_routes(run: Run) -> RankLinks | None:
-    """Return the bytes of all ranks, shared out by the coordinates that pass each link."""
+    """Return the total of all ranks, shared out by the coordinates that pass each link."""
     plan, workers, steps, spares = run.plan, run.workers, len(run.steps), run.settings.get("spares")
     spares = spares if type(spares) is int else 0
     if plan is None or workers is None or not steps or run.topology is None:
         return None
-    if run.settings.get("resume"):  # the steps before may have had other routes
+    if run.settings.get("resume"):  # earlier steps may have had other routes
         return None
     topology = str(run.topology)
     try:
         servers = Config(topology=topology).servers
-    except ConfigurationError:  # another version's
+    except ConfigurationError:  # the topology may be one of another version
         return None
     if workers < 1 or spares < 0 or (workers + spares + servers) * len(plan.groups) > _MOST_FRAMES:
         return None
@@ -124,7 +125,7 @@ def _frames(routes: Sequence[Route]) -> int:
 
 
 def _shared(total: int, weights: Sequence[int]) -> list[int]:
-    """Return whole numbers in proportion to `weights` whose sum is `total`; zeros if all weights are."""
+    """Return whole numbers in proportion to `weights`, with the sum `total`; only zeros if all weights are 0."""
     whole, passed, given, found = sum(weights), 0, 0, list[int]()
     for weight in weights:
         passed += weight

@@ -17,7 +17,7 @@ from psnode.report.svg_file import write_svg
 
 _WIDTH, _TOP, _ROW, _BOX, _HIGH = 940, 64, 56, 190, 40
 _COLUMNS = {"sender": 20, "root": 375, "reader": 730}  # left edges of boxes
-_BEND = (_COLUMNS["root"] - _COLUMNS["sender"] - _BOX) / 2  # of a line, to the right and to the left of its ends
+_BEND = (_COLUMNS["root"] - _COLUMNS["sender"] - _BOX) / 2  # distance of a line's control points from its ends
 _HEADS = {"sender": "send gradients", "root": "add them up, update", "reader": "compute with the weights"}
 _THICKEST = 9.0
 _MOST_LINES = 20_000
@@ -33,7 +33,7 @@ def save_routes(file: Path, groups: RoutedGroups, name: str, topology: str) -> N
 
 
 def route_picture(groups: RoutedGroups, title: str) -> Element:
-    """Return the drawing. A line's width is in proportion to its bytes, and it is dashed if they stay on one rank.
+    """Return the drawing. A line's width is proportional to its bytes. A line is dashed if its bytes stay on one rank.
 
     Raises ConfigurationError for more lines than a picture can show.
     """

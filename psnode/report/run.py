@@ -1,7 +1,7 @@
 """A run as its directory shows it: all readable parts, and a line for every unreadable file.
 
-No content of a directory is executed, no link to another place is followed, and no value is trusted to have the expected type, so
-that old, incomplete, foreign and hostile directories can be read by the same code.
+No content of a directory is executed, no link to another place is followed, and no value is assumed to have the expected type.
+Therefore the same code can read old, incomplete, foreign and hostile directories.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _T = TypeVar("_T")
 class Run:
     """Everything known about a run.
 
-    `problems` has a line for each file that could not be used and therefore counts as empty. `settings` and `scheme` are by name
-    as recorded; `prediction` is that of a step; `machines` is the content of machines.json; `summary` is empty until the run has
-    ended.
+    `problems` has a line for each file that could not be used and therefore counts as empty. `settings` and `scheme` have the
+    recorded values by name. `prediction` is the prediction of a step; `machines` is the content of machines.json; `summary` is
+    empty until the run has ended.
     """
 
     path: Path
@@ -84,7 +84,7 @@ class Run:
 
     @property
     def ratio(self) -> float | None:
-        """Return the ratio of the bytes that float32 would have taken to those sent; None if unknown."""
+        """Return the ratio of the bytes that float32 would have taken to the bytes sent; None if unknown."""
         if self.plan is None:
             return finite(self.summary.get("compression_ratio"))
         return compression_ratio(self.plan.size, round(self.steps.sum("workers")), round(self.sent))
@@ -161,7 +161,7 @@ def _read_config(run: Run) -> None:
 def _scheme(saved: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
     """Return the resolved scheme of a run.
 
-    For a run that does not record it, return the requested scheme, since resolving that might execute a file.
+    If the run does not record it, return the requested scheme, since resolving the requested scheme might execute a file.
     """
     if "scheme" in saved:
         return Scheme.from_dict(_mapping(saved["scheme"])).to_dict()

@@ -19,7 +19,7 @@ from psnode.report.svg_file import write_svg
 _WIDTH, _LEFT, _RIGHT, _LANE, _HEAD = 940, 90, 10, 20, 24
 _MOST_LANES, _MOST_BARS = 12, 1500
 _LONGEST = 1e9  # seconds; a file may hold any number
-# lanes of a predicted step by its kinds of work; the master's work is in as many as it needs
+# lanes of a predicted step by kind of work; the master's work has as many lanes as it needs
 _LANES = {
     "passes": "worker", "apply": "worker", "encode": "coding", "in": "link in", "decode": "master", "update": "master",
     "out": "link out",
@@ -28,7 +28,7 @@ _WORDS = {
     "forward_backward": "passes", "apply": "loading weights", "encode": "coding", "in": "link in", "decode": "decoding",
     "update": "update", "downlink": "coding weights", "out": "link out", "wait": "waiting",
 }  # fmt: skip
-_PREDICTED = {"passes": "forward_backward"}  # styles of predicted kinds that are not of their names
+_PREDICTED = {"passes": "forward_backward"}  # styles of predicted kinds whose style has another name
 _RECORDED = {"finish": "update", "norm": "update", "constrain": "update", "average": "update", "drain": "encode"}  # of a timeline
 
 
@@ -64,7 +64,7 @@ def _bar(span: PredictedSpan) -> WorkBar:
 
 
 def _rows(spans: Iterable[PredictedSpan]) -> list[list[PredictedSpan]]:
-    """Return spans in as few rows as hold them without overlaps, each in the first that is free."""
+    """Return spans in as few rows as possible without overlaps, each span in the first free row."""
     rows: list[list[PredictedSpan]] = []
     for span in sorted(spans, key=lambda span: span.begin):
         free = next((row for row in rows if row[-1].end <= span.begin + 1e-9), None)
@@ -76,7 +76,7 @@ def _rows(spans: Iterable[PredictedSpan]) -> list[list[PredictedSpan]]:
 
 
 def measured_panel(path: CriticalPath, spans: Sequence[WorkSpan]) -> StepPanel:
-    """Return the lanes of the step of a critical path: those of the master, and of the worker whose gradient came last."""
+    """Return the lanes of the step of a critical path: of the master, and of the worker whose gradient came last."""
     near = [span for span in spans if span.stop > path.start and span.start < path.stop]
     worker = path.worker or min((span.rank for span in near if span.rank != MASTER), default=MASTER)
     tracks = sorted({(span.rank, span.track) for span in near if span.rank in (worker, MASTER)})
@@ -143,7 +143,7 @@ def _legend(styles: Iterable[str], y: float) -> list[Element]:
 def save_svg(file: Path, prediction: Prediction) -> None:
     """Write a picture of a prediction into an SVG file with the style of a report, creating its folder if needed.
 
-    Raises ConfigurationError if the prediction has no spans, as that of a step with too many, and if the file cannot be written.
+    Raises ConfigurationError if the prediction has no spans, because the step has too many, or if the file cannot be written.
     """
     if not prediction.spans:
         raise ConfigurationError("the step has too many parts to be drawn: leave --plot out")

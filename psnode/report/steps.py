@@ -1,4 +1,4 @@
-"""The steps of a run as columns, with cumulative totals, and reduced to few points for a curve."""
+"""The steps of a run as columns, with cumulative totals, and their reduction to few points for a curve."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Steps:
         return float(sum(np.sum(self.known(name)) for name in names))
 
     def totals(self, axis: str) -> Float64s:
-        """Return, for each step, its number, or the seconds or bytes of the whole job up to its end, according to `axis`."""
+        """Return, for each step, its position on `axis`: its number, or the seconds or bytes of the whole job up to its end."""
         if axis == "steps":
             return self.number
         names = ("seconds.step",) if axis == "seconds" else ("uplink_bytes", "downlink_bytes")
@@ -90,8 +90,8 @@ class Steps:
 def mean_curve(tables: Sequence[Steps], name: str, most: int = MOST_POINTS) -> Curve:
     """Return the mean of a quantity over several runs, in at most `most` buckets of about equally many steps.
 
-    `low` and `high` are the lowest and the highest of the runs' means in the bucket. Tables without the quantity are ignored.
-    Steps that are missing from one of the other tables are left out.
+    `low` and `high` are the lowest and the highest mean of a run in the bucket. Tables without the quantity are ignored. Steps
+    that are missing from one of the remaining tables are left out.
     """
     wanted = [table for table in tables if table.known(name).size]
     known = [

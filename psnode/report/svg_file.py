@@ -1,4 +1,4 @@
-"""A drawing of its own in an SVG file, with the style of a report."""
+"""An SVG file that contains one drawing in the style of a report."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from psnode.report.elements import code
 def write_svg(file: Path, drawing: Element, option: str) -> None:
     """Write a drawing into a file, creating its folder if needed.
 
-    `option`: the one that names the file. Raises ConfigurationError if it cannot be written.
+    `option`: the command-line option that names the file. Raises ConfigurationError if the file cannot be written.
     """
     drawing.set("xmlns", "http://www.w3.org/2000/svg")
     drawing.set("style", "background: var(--paper); font-family: sans-serif")

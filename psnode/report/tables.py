@@ -47,7 +47,7 @@ def _count(number: int | None) -> str | None:
 
 
 def events(runs: Sequence[Variant]) -> Element:
-    """Return a table of the events of all runs, those of each run in order."""
+    """Return a table of the events of all runs, run by run and in order."""
     rows = ([named(each), *_event(event)] for each in runs for run in each.runs for event in run.events)
     return table("Events besides the steps", ("run", "step", "time, UTC", "rank", "event", "reason"), rows)
 
@@ -64,7 +64,7 @@ def _clock(value: object) -> str | None:
 
 
 def predictions(runs: Sequence[Variant]) -> Element | None:
-    """Return a table of predicted and measured steps, with a row for each run that has a prediction; None without one."""
+    """Return a table of predicted and measured steps, with a row for each run that has a prediction; None if no run has one."""
     rows = []
     for variant in runs:
         for run in variant.runs:

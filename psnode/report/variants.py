@@ -1,6 +1,6 @@
 """The variants that a report compares.
 
-Completed runs that differ by their seeds alone are one variant. Every other run is a variant of its own.
+Completed runs that differ only in their seeds are one variant. Every other run is a variant of its own.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def variants(runs: Sequence[Run], *, each: bool = False) -> list[Variant]:
 
 
 def each_run(found: Sequence[Variant]) -> list[Variant]:
-    """Return every run of the variants as a variant of its own, in the colour of the variant from which it comes."""
+    """Return every run of the variants as a variant of its own, in the colour of its original variant."""
     return _shortened([Variant(variant.number, run.name, (run,)) for variant in found for run in variant.runs])
 
 
@@ -81,7 +81,10 @@ def _shortened(found: Sequence[Variant]) -> list[Variant]:
 
 
 def _names(groups: Sequence[Sequence[Run]]) -> list[str]:
-    """Return a name for each group: the run's name, or the common name of its runs if no other group has the same one."""
+    """Return a name for each group: the run's name or, for several runs, their common name with the number of seeds.
+
+    If another group has the same common name, the name is that of the first run with the number of other seeds.
+    """
     common = [common_name([run.name for run in group]) if len(group) > 1 else "" for group in groups]
     names = []
     for group, pattern in zip(groups, common, strict=True):
