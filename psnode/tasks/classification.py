@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 class Classification(Task):
     """Classification of images with cross-entropy, which records top1 and top5.
 
-    The arguments are those of `psnode.tasks.models.build` and `psnode.tasks.data.load`; `options` are those of the data set. The
-    constructor reads no examples, but raises ConfigurationError for an unknown name, missing training files, or a network that
-    cannot take the images.
+    The arguments are those of `psnode.tasks.models.build` and `psnode.tasks.data.load`; `options` are the options of the data
+    set. The constructor reads no examples, but raises ConfigurationError for an unknown name, for missing training files, and for
+    a network that cannot take the images.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Classification(Task):
         return functional.cross_entropy(logits, labels), logits.detach()
 
     def metrics(self, outputs: torch.Tensor, batch: Batch) -> dict[str, float]:
-        """Return the number of examples whose label is the likeliest class (top1) or among the five likeliest (top5)."""
+        """Return the number of examples whose label is the likeliest class (top1) or among the five likeliest classes (top5)."""
         _, labels = batch
         likeliest = outputs.topk(min(5, self.classes), dim=1).indices
         hits = likeliest == labels[:, None]

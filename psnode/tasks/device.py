@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 _FULL = re.compile(r"(CUDA|HIP|XPU|MPS)\b.*\bout of memory|(CUDA|cuDNN) error: \w+_ALLOC_FAILED|.*DefaultCPUAllocator: ")
-_FAILED = re.compile(  # any other error is a fault of the program: a failed assertion, a wrong size, a build for other devices
+_FAILED = re.compile(  # other errors are faults of the program: a failed assertion, a wrong size, a build for other devices
     r"(CUDA|CUDA driver|cuDNN|HIP) error: (an illegal memory|misaligned address|unknown error|unspecified launch failure"
     r"|the launch timed out|uncorrectable ECC|hardware stack|an illegal instruction|device busy|.*unavailable"
     r"|\w+_(EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR))"
@@ -23,11 +23,11 @@ _FAILED = re.compile(  # any other error is a fault of the program: a failed ass
 
 
 def choose_device(enable_gpu: bool, local_rank: int = 0, flag: str = "--enable-gpu") -> torch.device:
-    """Return the CPU, or the CUDA device of this rank of its host, which becomes the current device of the calling thread.
+    """Return the CPU, or the CUDA device of this rank, which becomes the current device of the calling thread.
 
     The ranks of a host use its devices in turn, and share them if there are more ranks than devices. On the master's host, local
-    rank 0 is the master. If the master computes on the CPU, device 0 is used only if there are more ranks than devices. Raises
-    ConfigurationError if CUDA is requested, by `flag`, and missing.
+    rank 0 is the master. If the master computes on the CPU, device 0 of its host is used only if there are more ranks than
+    devices. Raises ConfigurationError if CUDA is missing although `flag` requests it.
     """
     import torch
 
@@ -42,7 +42,7 @@ def choose_device(enable_gpu: bool, local_rank: int = 0, flag: str = "--enable-g
 
 @contextmanager
 def device_errors(lower: str) -> Iterator[None]:
-    """Raise DeviceError in place of torch's errors inside the context that report exhausted memory or a failed device.
+    """Turn torch's errors inside the context into a DeviceError if they report exhausted memory or a failed device.
 
     `lower`: the settings that reduce memory.
     """
@@ -57,7 +57,7 @@ def device_errors(lower: str) -> Iterator[None]:
 def _meaning(error: RuntimeError | MemoryError, lower: str) -> str:
     """Return one line for the user about an error of memory or of the device; empty for other errors.
 
-    torch reports failures of CUDA as RuntimeError or its subclasses OutOfMemoryError and AcceleratorError, with lines of advice.
+    torch reports failures of CUDA, with lines of advice, as RuntimeError or its subclasses OutOfMemoryError and AcceleratorError.
     """
     import torch
 
@@ -90,7 +90,7 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context in which forward passes compute in `precision`, fp32 or bf16. Backward passes follow outside of it.
+    """Return a context in which forward passes compute in `precision`, fp32 or bf16. Run backward passes outside of it.
 
     Raises ConfigurationError for a device without bf16.
     """

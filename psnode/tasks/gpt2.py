@@ -2,8 +2,8 @@
 
 Options: model=124m or 355m (GPT-2 small and medium; the head is the embedding) or tiny, context=32 (tokens of an example), and
 marks=DIRECTORY. At the start of each backward pass, every rank appends a line of JSON to a file in this directory, with the time
-and its peak memory so far. Of psnode, this file imports only psnode.task and psnode.config.plain_json, so that the psnode of
-another checkout can train it (studies.checkpoint).
+and its peak memory so far. From psnode, this file imports only psnode.task and psnode.config.plain_json, so that the psnode of
+another checkout can train this model (studies.checkpoint).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Functions that load the task that a configuration names."""
+"""Functions that load the task named by a configuration."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from psnode.task import Task, load_task
 
 
 def passed_task(task: Task) -> str:
-    """Return the value of the setting `task` for an instance that a program passes to psnode.run."""
+    """Return the value of the setting `task` for a task that a program passes to psnode.run."""
     return PASSED + type(task).__name__
 
 

@@ -1,8 +1,8 @@
 """Inventory of a model: its parameters, trained or frozen, its buffers, and the statistics among the buffers.
 
-A statistic is a buffer that the passes of every worker change according to that worker's data. A checkpoint holds the mean of the
-workers' values, or the maximum for counters. All other buffers depend only on the weights and the number of passes. They are
-therefore equal on all workers, and are saved unchanged.
+A statistic is a buffer that each worker's passes change according to the worker's own data. A checkpoint holds the mean of the
+workers' values, or the maximum for counters. All other buffers depend only on the weights and the number of passes. Therefore
+they are equal on all workers, and are saved unchanged.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def give_own_memory(model: torch.nn.Module) -> None:
     """Give each trained parameter of `model` that is a view of larger memory its own memory, so that files hold only the
     parameter.
 
-    Tied parameters stay tied, since they are one tensor. Until the larger memory is released, the model takes twice its size.
+    Tied parameters stay tied, since they are one tensor. Until the larger memory is released, the model takes twice its memory.
     """
     for parameter in model.parameters():
         if parameter.requires_grad and parameter.untyped_storage().nbytes() > parameter.nbytes:
@@ -92,9 +92,9 @@ def give_own_memory(model: torch.nn.Module) -> None:
 
 
 def fit(model: torch.nn.Module, values: Mapping[str, torch.Tensor]) -> None:
-    """Give the buffers of `model` the shapes of `values`, which can then be copied to them, since a model may resize its buffers.
+    """Give the buffers of `model` the shapes of `values`, so that `values` can be copied; a model may resize its buffers.
 
-    Buffers of norms keep their shapes, which are those of the layers.
+    Buffers of norms keep their shapes, which the layers determine.
     """
     fixed = norm_statistics(model)
     for name, buffer in tensor_names.buffers(model, aliases=True):
@@ -103,14 +103,14 @@ def fit(model: torch.nn.Module, values: Mapping[str, torch.Tensor]) -> None:
 
 
 def load(model: torch.nn.Module, values: Mapping[str, torch.Tensor], *, strict: bool = True) -> None:
-    """Load `values`, by plain name, like load_state_dict, after resizing the buffers to fit them. Raises RuntimeError."""
+    """Load `values`, by plain name, like load_state_dict, after resizing the buffers to fit `values`. Raises RuntimeError."""
     fit(model, values)
     model.load_state_dict(tensor_names.to_load(values, model), strict=strict)
 
 
 def not_sized_yet(model: torch.nn.Module) -> set[str]:
-    """Return the names of the buffers in the state dict that are empty, or whose size torch's quantisation observers take from
-    data."""
+    """Return the names of the buffers in the state dict that are empty, or whose size depends on data in torch's quantisation
+    observers."""
     empty = {name for name, value in tensor_names.buffers(model, aliases=True) if not value.numel()}
     return persistent_buffers(model) & (empty | observed(model).keys())
 
@@ -128,7 +128,7 @@ def batch_statistics(model: torch.nn.Module) -> dict[str, str]:
 def observed(model: torch.nn.Module) -> dict[str, str]:
     """Return the statistics of torch's quantisation observers and fake quantisers, by name, with MEAN or MAXIMUM.
 
-    Ranges and scales have the rule MEAN, whole numbers MAXIMUM.
+    Ranges and scales have the rule MEAN, and whole numbers the rule MAXIMUM.
     """
     observers: Any = sys.modules.get("torch.ao.quantization.observer")  # already loaded if the model has an observer
     fakes: Any = sys.modules.get("torch.ao.quantization.fake_quantize")

@@ -61,8 +61,8 @@ def memories_of(config: Config) -> dict[str, float]:
 
 
 def arguments(config: Config, momentum: float) -> dict[str, Any]:
-    """Return the arguments of the optimizer of `config`, except its learning rate. `momentum` is its first beta, if it has
-    betas."""
+    """Return the arguments of the optimizer of `config`, except its learning rate. If it has betas, `momentum` is the first
+    beta."""
     allowed = inspect.signature(_class(config)).parameters
     found: dict[str, Any] = {"weight_decay": config.weight_decay} if "weight_decay" in allowed else {}
     found |= {"betas": (momentum, config.beta2)} if "betas" in allowed else {}

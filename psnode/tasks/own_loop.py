@@ -1,4 +1,4 @@
-"""A task whose training loop is in the program. It has model and data, but no loss that psnode could compute."""
+"""A task whose training loop is in the program. It has a model and data, but no loss that psnode could compute."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class OwnLoop(Task):
         raise ConfigurationError("the run was trained by a loop of its own, which alone knows its loss")
 
     def size(self, batch: Batch) -> int:
-        """Return the number of examples in `batch` according to its loader, else the length of its first tensor, else 1."""
+        """Return the number of examples in `batch`: the loader's number, or the length of the first tensor, or otherwise 1."""
         return self._examples or length(batch) or 1
 
     def constrain(self, model: torch.nn.Module) -> None:

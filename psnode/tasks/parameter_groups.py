@@ -29,10 +29,10 @@ _KEYS = (*_RATES, *_SETTINGS, "betas")
 
 @dataclass(frozen=True)
 class ParameterGroup:
-    """A group of trained parameters: their `names`, in the order of the state dict, and `settings` that override those of the
-    run.
+    """A group of trained parameters: their `names`, in the order of the state dict, and `settings` that override settings of
+    the run.
 
-    Their learning rate is `lr_factor` times that of the run.
+    The learning rate of these parameters is `lr_factor` times the run's.
     """
 
     names: tuple[str, ...]
@@ -90,8 +90,8 @@ def recorded(groups: Iterable[ParameterGroup]) -> list[dict[str, Any]]:
 
 
 def refuse_other_groups(now: Iterable[ParameterGroup], before: Sequence[Mapping[str, Any]]) -> None:
-    """Raise ConfigurationError if a run is resumed with groups other than those recorded. It names the first parameter that
-    differs."""
+    """Raise ConfigurationError, which names the first parameter that differs, if a run is resumed with other groups than
+    recorded."""
     old, new = _by_name(before), _by_name(recorded(now))
     for name in sorted({*old, *new}):
         if old.get(name) != new.get(name):
@@ -102,7 +102,7 @@ def refuse_other_groups(now: Iterable[ParameterGroup], before: Sequence[Mapping[
 
 
 def _by_name(groups: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the settings of each parameter, without those that change nothing."""
+    """Return the settings of each parameter by name, without settings that change nothing."""
     found: dict[str, dict[str, Any]] = {}
     for group in groups:
         own = {key: value for key, value in group.items() if key != "params" and (key, value) != ("lr_factor", 1.0)}
@@ -136,7 +136,7 @@ def _names(group: Mapping[str, Any], index: int, model: nn.Module) -> list[str]:
 
 
 def _group(group: Mapping[str, Any], index: int, names: Sequence[str], config: Config) -> ParameterGroup:
-    """Return a group, whose settings are checked by the same rules as those of the run."""
+    """Return a group. Its settings are checked by the same rules as the settings of the run."""
     asked = {key: value for key, value in group.items() if key != "params"}
     if unknown := [key for key in asked if key not in _KEYS]:
         raise ConfigurationError(f"parameter group {index} has no setting {unknown[0]!r}{nearest(unknown[0], _KEYS)}")
@@ -166,7 +166,7 @@ def _factor(asked: Mapping[str, Any], config: Config) -> float:
 
 
 def _without_decay(model: nn.Module, config: Config) -> tuple[ParameterGroup, ...]:
-    """Return two groups: the parameters with decay, if there are any, and those that --no-decay names.
+    """Return two groups: the parameters with decay, if there are any, and the parameters that --no-decay names.
 
     Raises ConfigurationError if --no-decay names no trained parameter of the model.
     """

@@ -21,8 +21,8 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
     score.
 
     boxes: (N, 4), corners x1, y1, x2, y2; scores: (N,). Boxes count as overlapping if their intersection is more than
-    `iou_threshold` times their union. The indices are int64, by falling score; of equal scores, the first counts as higher. Takes
-    memory for N^2 values.
+    `iou_threshold` times their union. The indices are int64, by descending score; of equal scores, the first counts as higher.
+    The computation takes memory for N^2 values.
     """
     order = scores.argsort(descending=True, stable=True)
     boxes = boxes[order].float()
@@ -51,7 +51,7 @@ def roi_align(
 
     features: (N, C, H, W); rois: (K, 5), the index of the image and x1, y1, x2, y2 in pixels of 1/spatial_scale. Returns (K, C,
     pooled_height, pooled_width) in the type of `features`, with a gradient only for `features`. sampling_ratio: samples per bin
-    and axis; if 0 or less, the width of a bin in pixels, rounded up. aligned: pixel centres are at one half.
+    and axis; if 0 or less, the width of a bin in pixels, rounded up. aligned: True if pixel centres are at one half.
 
     Interpolation along y and x is independent, so each region is computed with two matrices: rows * features * columns.
     """
@@ -73,7 +73,7 @@ def roi_align(
 def _weights(starts: Tensor, sides: Tensor, bins: int, size: int, sampling_ratio: int) -> Tensor:
     """Return the weight of each of `size` pixels in each bin of each region along one axis: (K, bins, size).
 
-    A sample below -1 or above `size` counts as 0. A sample between that limit and the outermost pixel has the value of that
+    A sample below -1 or above `size` counts as 0. A sample between such a limit and the outermost pixel has the value of this
     pixel.
     """
     wanted = torch.full_like(sides, float(sampling_ratio)) if sampling_ratio > 0 else (sides / bins).ceil()
@@ -88,7 +88,7 @@ def _weights(starts: Tensor, sides: Tensor, bins: int, size: int, sampling_ratio
 
 
 def declare() -> None:
-    """Register with torch roi_align, and the implementation of nms, whose schema has been declared."""
+    """Register roi_align and the implementation of nms with torch. The schema of nms has already been declared."""
     for device in ("CPU", "CUDA"):
         torch.library.impl("torchvision::nms", device)(nms)
     if not hasattr(torch.ops.torchvision, "roi_align"):
@@ -97,8 +97,8 @@ def declare() -> None:
 
 
 def lend(boxes: ModuleType, regions: ModuleType) -> None:
-    """Mark the operators of torchvision.ops.boxes and torchvision.ops.roi_align as available, which these check before each
-    call."""
+    """Mark the operators of torchvision.ops.boxes and torchvision.ops.roi_align as available. Both modules check this before
+    each call."""
     for module in (boxes, regions):
         vars(module)["_assert_has_ops"] = lambda: None
     vars(regions)["_has_ops"] = lambda: True

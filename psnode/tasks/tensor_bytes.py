@@ -1,7 +1,7 @@
 """The bytes of tensors in their own memory, without preventing a later resize.
 
-Tensor.numpy() marks a tensor's storage as not resizable for good. A model may have to resize its own buffers by resize_ in a
-forward pass, as quantisation observers do.
+Tensor.numpy() permanently marks a tensor's storage as not resizable. However, a model may have to resize its own buffers by
+resize_ in a forward pass, as quantisation observers do.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 class _Memory:
-    """Memory of a tensor with NumPy's array interface. An array made from this object keeps it alive, and thus the tensor's
-    storage."""
+    """Memory of a tensor with NumPy's array interface. An array made from this object keeps the object and the tensor's storage
+    alive."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._storage = tensor.untyped_storage()

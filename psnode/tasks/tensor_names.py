@@ -48,13 +48,13 @@ def of_model(model: nn.Module) -> Rename:
 
 
 def parameters(model: nn.Module, *, aliases: bool = False) -> list[tuple[str, nn.Parameter]]:
-    """Return the parameters of `model` by plain name, in state-dict order, each once, or under all its names with `aliases`."""
+    """Return the parameters of `model` by plain name, in state-dict order: each once, or with `aliases` under all its names."""
     rename = of_model(model)
     return [(rename(name), value) for name, value in model.named_parameters(remove_duplicate=not aliases)]
 
 
 def buffers(model: nn.Module, *, aliases: bool = False) -> list[tuple[str, torch.Tensor]]:
-    """Return the buffers of `model` by plain name, each once, or under all its names with `aliases`."""
+    """Return the buffers of `model` by plain name: each once, or with `aliases` under all its names."""
     rename = of_model(model)
     return [(rename(name), value) for name, value in model.named_buffers(remove_duplicate=not aliases)]
 
@@ -83,8 +83,8 @@ def renamed(values: Mapping[str, T], rename: Rename) -> dict[str, T]:
 
 
 def matched(found: Mapping[str, T], own: Collection[str]) -> dict[str, T]:
-    """Return `found` under the matching names in `own`. Entries without a match keep their names; if two clash, all entries
-    do."""
+    """Return `found` under the matching names in `own`. Entries without a match keep their names; if two names clash, all
+    entries keep their names."""
     there = _without(own, found)
     here = _without(found, own)
     homes = {short: name for name, short in there.items()}

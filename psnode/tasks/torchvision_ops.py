@@ -46,7 +46,7 @@ def _declare_missing(package: Path) -> bool:
 
     for library in (package / f"_C{suffix}" for suffix in EXTENSION_SUFFIXES):
         if library.is_file():
-            with contextlib.suppress(OSError):  # built for another torch, or for libraries missing on this system
+            with contextlib.suppress(OSError):  # the file was built for another torch, or for libraries missing on this system
                 torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
             break
     missing = [name for name in _SCHEMAS if not hasattr(torch.ops.torchvision, name)]

@@ -76,8 +76,8 @@ def load(
 ) -> ImageData:
     """Return the training part of a data set, or the test part.
 
-    `data_dir` holds its files; missing files are downloaded only with `download`. `seed` matters only to synthetic. `options` are
-    those of the data set. Raises ConfigurationError with the remedy.
+    `data_dir` holds its files; missing files are downloaded only if `download` is True. `seed` matters only for synthetic.
+    `options` are the options of the data set. Raises ConfigurationError with the remedy.
     """
     module, request = _ask(name, data_dir, options, train=train, download=download, seed=seed)
     data: ImageData = module.load(request)

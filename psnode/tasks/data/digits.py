@@ -24,7 +24,7 @@ STATISTICS = Statistics((0.3048,), (0.3244,))
 _FILE = Path(__file__).with_name("optical_digits.npz")
 _SIDE = 28
 _SPLIT_SEED = 1797
-_AT_ONCE = 32  # images resized at a time, few enough for a core's cache
+_AT_ONCE = 32  # images resized at a time, few enough to fit into a core's cache
 
 
 def describe(request: Request) -> Description:
@@ -41,7 +41,7 @@ def load(request: Request) -> Images:
 
 @functools.cache
 def _part(train: bool) -> tuple[Pixels, npt.NDArray[np.int64]]:
-    """Return pixels and labels of the training or test part, which all workers of a process share read-only."""
+    """Return pixels and labels of the training or test part. All workers of a process share these arrays, which are read-only."""
     images, labels = originals()
     chosen = stratified_split(labels, TEST_SIZE, _SPLIT_SEED)[0 if train else 1]
     pixels, own = resize(images[chosen]), labels[chosen]
@@ -57,10 +57,10 @@ def originals() -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
 
 
 def resize(images: npt.NDArray[np.float64]) -> Pixels:
-    """Resize images (N, 8, 8) with values 0..16 to (N, 1, 28, 28) with values 0..255, the outer edges of the images aligned.
+    """Resize images (N, 8, 8) with values 0..16 to (N, 1, 28, 28) with values 0..255. The outer edges of the images are aligned.
 
-    A pixel is the sum of its four neighbours, row by row, each times the weight of its row and then of its column. Some sums lie
-    halfway between two integers, and this order decides how they are rounded.
+    A pixel is the sum of its four neighbours, row by row, each multiplied by the weight of its row and then of its column. Some
+    sums lie halfway between two integers, and the order of the operations determines how they are rounded.
     """
     side = images.shape[1]
     centres = np.clip((np.arange(_SIDE) + 0.5) * side / _SIDE - 0.5, 0, side - 1)
@@ -82,8 +82,8 @@ def stratified_split(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return the indices of the training part and of the test part, each sorted.
 
-    Every class gives floor(its share of `test_size`) examples to the test part. The classes with the largest remainders give one
-    more until the test part has `test_size` examples.
+    The test part gets from every class its share of `test_size`, rounded down. The classes with the largest remainders give one
+    more example each, until the test part has `test_size` examples.
     """
     rng = np.random.default_rng(seed)
     counts = np.bincount(labels)

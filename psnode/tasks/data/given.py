@@ -1,4 +1,4 @@
-"""Data that Task.train_data and Task.eval_data may return: psnode's own, torch's data sets and loaders, and Hugging Face's."""
+"""Data that Task.train_data and Task.eval_data may return: psnode's Data, and data sets and loaders of torch and Hugging Face."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from psnode.tasks.data.prefetch import Ahead
 from psnode.tasks.data.processes import Batches, Begin, Collated, Stream, context, explained, sound
 from psnode.tasks.data.sampler import Indices, MicroBatchRequest, Sampler
 
-_HUGGING_FACE = "datasets."  # prefix of its modules; its Dataset has a method `batch` unlike that of psnode's Data
+_HUGGING_FACE = "datasets."  # prefix of its modules; the method `batch` of its Dataset differs from that of psnode's Data
 
 
 class Making(NamedTuple):
     """Settings for making batches of `batch` examples, joined by `collate`.
 
-    The batches are made by `processes` other processes, or under `lock` in this process if there are none.
+    The batches are made by `processes` other processes, or if `processes` is 0 by this process while it holds `lock`.
     """
 
     batch: int
@@ -59,8 +59,8 @@ def data_of(
 ) -> Data:
     """Return `given` as the data of a run with `workers` workers. Raises ConfigurationError if that is impossible.
 
-    `steps` is Task.steps_per_epoch. `lock` is held while this process makes examples, because it then seeds its random
-    generators.
+    `steps` is Task.steps_per_epoch. `lock` is held while this process makes examples, because making them seeds the random
+    generators of the process.
     """
     making = _making(given, config, lock or nullcontext(), method)
     dataset = given.dataset if isinstance(given, DataLoader) else given
@@ -115,7 +115,7 @@ class Examples:
 
 
 class Whole:
-    """psnode's Data, of which other processes make whole batches."""
+    """psnode's Data, whose whole batches are made by other processes."""
 
     def __init__(self, data: Data, making: Making) -> None:
         self._data, self._making = data, making
@@ -135,9 +135,9 @@ class Whole:
 
 
 class IterableExamples:
-    """An IterableDataset, of which worker r of P takes every P-th example, beginning with the r-th.
+    """An IterableDataset, from which worker r of P takes every P-th example, beginning with the r-th.
 
-    When the data set ends, it starts again; after a resume, it starts with its first example. `examples` is the length of an
+    When the data set ends, it starts again. After a resume, it starts with its first example. `examples` is the length of an
     epoch.
     """
 
@@ -151,7 +151,7 @@ class IterableExamples:
         return self._examples
 
     def batch(self, indices: Indices, rng: np.random.Generator | None) -> Batch:
-        """Return one of the first batches, whatever the indices, for trial passes."""
+        """Return one of the first batches, regardless of the indices, for trial passes."""
         with self._making.lock:
             for _ in range(2):
                 if self._first is None:
@@ -162,7 +162,7 @@ class IterableExamples:
             raise self._too_few()
 
     def feed(self, sampler: Sampler, finished: int, last: int) -> Any:
-        """Return the batches to come. From the data set's next start on, its examples are dealt as in `sampler`."""
+        """Return the coming batches. When the data set starts the next time, its examples are dealt as in `sampler`."""
         self._place = (sampler.worker, sampler.workers)
         return Ahead(partial(_steps, lambda: self._batches, sampler.batches_per_step))
 

@@ -55,8 +55,8 @@ class Files:
         return len(self._paths)
 
     def batch(self, indices: npt.NDArray[np.int64], rng: np.random.Generator | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return images float32 (B, 3, H, W) and labels int64 (B,). Raises ConfigurationError, with its name, for a file that is
-        no image."""
+        """Return images float32 (B, 3, H, W) and labels int64 (B,). Raises ConfigurationError that names a file that is no
+        image."""
         import torch
 
         if self._augment == "area" and rng is not None:
@@ -75,7 +75,7 @@ class Files:
 
     @cached_property
     def _decoded(self) -> tuple[Pixels, npt.NDArray[np.bool_]]:
-        """Return an array for all images, and a mask of those decoded. Pages of images not decoded yet take no memory."""
+        """Return an array for all images, and a mask of the decoded ones. Pages of images not yet decoded take no memory."""
         return np.empty((len(self), *self.image_shape), np.uint8), np.zeros(len(self), bool)
 
     def _decode_once(self, indices: npt.NDArray[np.int64]) -> Pixels:
@@ -86,8 +86,10 @@ class Files:
         return images.take(indices, axis=0)
 
     def _decode(self, indices: npt.NDArray[np.int64], rng: np.random.Generator | None = None) -> Pixels:
-        """Return pixels (B, 3, H, W): the centre of each image or, with `rng`, a random part of it, from a single rng.random((B,
-        4))."""
+        """Return pixels (B, 3, H, W): the centre of each image or, with `rng`, a random part of it.
+
+        The random parts take a single rng.random((B, 4)).
+        """
         _, height, width = self.image_shape
         pixels = np.empty((len(indices), height, width, 3), np.uint8)
         draws = None if rng is None else rng.random((len(indices), 4))
@@ -119,8 +121,7 @@ def file_size(path: str) -> tuple[int, int]:
 
 
 def check_readable(path: str) -> None:
-    """Raise ConfigurationError if the header of a file is not that of an image, or not of one whose pixels have a definite
-    colour."""
+    """Raise ConfigurationError if a file's header is not that of an image, or if the image's pixels have no definite colour."""
     with open_image(path) as file:
         require_readable(file, path)
 
@@ -138,9 +139,9 @@ def open_image(path: str) -> Iterator[Image.Image]:
 
 
 def central_box(proportion: float, keep: float) -> Box:
-    """Return the largest box around the centre of an image with the wanted proportions, its sides multiplied by `keep`.
+    """Return the largest box around the centre of an image with the wanted proportions, with its sides multiplied by `keep`.
 
-    `proportion`: the wanted ratio of width to height, divided by that of the image.
+    `proportion`: the wanted ratio of width to height, divided by the image's ratio.
     """
     width, height = keep * min(1.0, proportion), keep * min(1.0, 1 / proportion)
     return (1 - width) / 2, (1 - height) / 2, (1 + width) / 2, (1 + height) / 2
@@ -149,8 +150,8 @@ def central_box(proportion: float, keep: float) -> Box:
 def random_box(proportion: float, draw: npt.NDArray[np.float64]) -> Box:
     """Return a random box from four numbers in [0, 1).
 
-    They give the area (8 to 100 %), the distortion of the proportions (3/4 to 4/3), and the left and the upper edge. A side that
-    would exceed the image is cut to fit.
+    The numbers determine the area (8 to 100 %), the distortion of the proportions (3/4 to 4/3), the left edge and the upper edge.
+    A side that would exceed the image is cut to fit.
     """
     area, stretch = 0.08 + 0.92 * draw[0], (3 / 4) ** (1 - 2 * draw[1])
     width = min(1.0, float(np.sqrt(area * proportion * stretch)))

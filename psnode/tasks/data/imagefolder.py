@@ -2,16 +2,16 @@
 
 Options
 
-    size      side, or HEIGHTxWIDTH; default: the size of more than half of up to 256 training files, or else 224
+    size      side, or HEIGHTxWIDTH; default: the size of more than half of up to 256 training files, otherwise 224
     augment   none, shift (crop_and_mirror) or area (a random part of 8 to 100 % of the area, mirrored with
               probability 1/2: Szegedy et al., Going deeper with convolutions, CVPR 2015); default: area if the
-              shorter side is above 64, else shift
+              shorter side is above 64, otherwise shift
     mean_std  the data set whose mean and standard deviation normalise: imagenet (default), cifar10, cifar100 or svhn
     cache     MiB of decoded images to keep in memory (256); sets that need more are decoded again for every batch
 
-Without augmentation by area, an image is cut around its centre to the wanted proportions and resized; if the wanted shorter side
-is above 64, the sides of the cut are 7/8 of the largest possible ones. Images are converted to RGB (pixels.py). Files are decoded
-by two threads of the process that makes the batch.
+Without augmentation by area, an image is cut around its centre to the wanted proportions, and then resized. If the wanted shorter
+side is above 64, the sides of the cut are 7/8 of the largest possible sides. Images are converted to RGB (pixels.py). Files are
+decoded by two threads of the process that makes the batch.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ def load(request: Request) -> Files:
 
 
 def _to_check(paths: Sequence[str]) -> list[str]:
-    """Return the files whose headers are read before training: all whose names allow deep colours, and a spread of the others.
+    """Return the files whose headers are read before training: all whose suffix allows deep colours, and some of the others.
 
-    The kind of a file is in its header, whatever its suffix. A bad file that is skipped here is refused when it is decoded.
+    The header determines the kind of a file, not the suffix. A bad file that is skipped here is refused when it is decoded.
     """
     deep = {path for path in paths if os.path.splitext(path)[1].lower() in _MAYBE_DEEP}
     return [*sorted(deep), *_spread([path for path in paths if path not in deep], _HEADS)]
@@ -129,7 +129,7 @@ def _size_option(request: Request) -> tuple[int, int] | None:
 
 
 def _common_size(request: Request, root: Path, classes: tuple[str, ...]) -> tuple[int, int]:
-    """Return the (height, width) that more than half of up to 16 files in each of up to 16 classes have, or else (224, 224)."""
+    """Return the (height, width) of more than half of up to 16 files in each of up to 16 classes, otherwise (224, 224)."""
     chosen = [path for name in _spread(classes) for path in _spread(_images(root / name))]
     if not chosen:
         raise request.missing(f"{root} holds no image files", _REMEDY)

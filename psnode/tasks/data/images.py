@@ -64,7 +64,7 @@ class Normalise:
 def crop_and_mirror(pixels: Pixels, rng: np.random.Generator, margin: int = 4) -> Pixels:
     """Shift every image by up to `margin` pixels in each direction, filling with black, and mirror it with probability 1/2.
 
-    Lee et al.: Deeply-supervised nets, AISTATS 2015; He et al. 2016 use this on CIFAR. Draws rng.integers(2 * margin + 1,
+    Lee et al.: Deeply-supervised nets, AISTATS 2015; He et al. 2016 use this on CIFAR. This draws rng.integers(2 * margin + 1,
     size=(2, B)) for the rows and columns, then rng.integers(2, size=B) for the mirroring.
     """
     count, channels, height, width = pixels.shape

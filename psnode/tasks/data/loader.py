@@ -96,7 +96,7 @@ class Dealt:
 
 
 class Streamed:
-    """Batches of `source` on this rank. The source starts again when it ends. `examples`: nominal number of examples."""
+    """Batches of `source` on this rank. When the source ends, it starts again. `examples`: nominal number of examples."""
 
     def __init__(self, source: Iterable[Batch], examples: int) -> None:
         self._examples = examples
@@ -106,16 +106,16 @@ class Streamed:
         return self._examples
 
     def batch(self, indices: Any, rng: np.random.Generator | None) -> Batch:
-        """Return the next batch, whatever the indices."""
+        """Return the next batch, regardless of the indices."""
         return next(self._batches)
 
     def feed(self, sampler: Sampler, finished: int, last: int) -> _Feed:
-        """Return the batches to come."""
+        """Return the coming batches."""
         return _Feed(self._batches, sampler.batches_per_step)
 
 
 class _Feed:
-    """Iterator over the steps, each a list of `count` of `batches`."""
+    """Iterator over the steps, each of which is a list of `count` batches from `batches`."""
 
     def __init__(self, batches: Iterator[Batch], count: int) -> None:
         self._batches, self._count = batches, count
@@ -150,9 +150,9 @@ def length_of(loader: Iterable[Batch]) -> int:
 
 
 def steps_in(loader: Iterable[Batch], batches_per_step: int, stated: int | None) -> int:
-    """Return the steps in an epoch of an iterable: `stated` if given, else computed from its length.
+    """Return the steps in an epoch of an iterable: `stated` if given, otherwise computed from the length of the iterable.
 
-    Raises ConfigurationError if `stated` is invalid, and if it is missing and the iterable has no length or too few batches.
+    Raises ConfigurationError if `stated` is invalid, or if it is None and the iterable has no length or too few batches.
     """
     if stated is not None:
         if isinstance(stated, bool) or not isinstance(stated, int) or stated < 1:

@@ -1,8 +1,8 @@
-"""Conversion of all kinds of images that PIL opens to 8-bit colours, or an error that names the file.
+"""Conversion to 8-bit colours of all kinds of images that PIL opens, or an error that names the file.
 
-As in torchvision's ImageFolder, alpha is dropped and EXIF's orientation is ignored: the pixels are those stored in the file. PIL
-itself applies the orientation of TIFF files. Grey values of more than 8 bits are scaled from the depth of the file and rounded to
-8 bits.
+As in torchvision's ImageFolder, alpha is dropped and the orientation in EXIF is ignored, so the pixels are in the order in which
+the file stores them. For TIFF files PIL itself applies the orientation. Grey values of more than 8 bits are scaled from the depth
+of the file and rounded to 8 bits.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ _DEEP = "convert it to 8 or 16 bits per channel"
 
 
 def require_readable(image: Image.Image, path: str) -> None:
-    """Raise ConfigurationError, naming `path`, if an image has values without a definite colour. The image need not be
-    decoded."""
+    """Raise ConfigurationError that names `path` if an image has values without a definite colour. It need not be decoded."""
     if image.mode == "F":
         raise ConfigurationError(f"{path} holds floating-point pixels, and no file records which value is white: {_DEEP}")
     if image.mode == "I" and image.format not in ("PNG", "PPM", None):

@@ -55,7 +55,7 @@ class Ahead:
         raise self._end.error
 
     def close(self) -> None:
-        """End the thread and wait for it; a step in progress is finished first. Further calls have no effect."""
+        """End the thread and wait until it has ended. A step in progress is finished first. Further calls have no effect."""
         self._stop.set()
         while self._thread.is_alive():
             with contextlib.suppress(queue.Empty):
@@ -73,7 +73,7 @@ class Ahead:
 class Prefetch(Ahead):
     """Iterator over the batches of the steps after `finished` up to and including `last`, one list per step.
 
-    A single thread makes all batches in order, so `data` never gets two calls at a time.
+    A single thread makes all batches in order, so `data` never gets two calls simultaneously.
     """
 
     def __init__(self, data: Data, sampler: Sampler, finished: int, last: int, depth: int = 2) -> None:

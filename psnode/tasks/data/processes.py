@@ -1,7 +1,7 @@
-"""Processes that make batches, started without forking so that they share no MPI, threads or locks with this process.
+"""Processes that make batches. They are not forked from this process, so they share no MPI, threads or locks with it.
 
-Each is a fresh Python process that imports the modules of its data set, including the file of a task, and imports mpi4py only if
-the data set does. An exception in such a process returns as one line that states where it was raised.
+Each is a fresh Python process that imports the modules of its data set, including the file of a task. It imports mpi4py only if
+the data set does. An exception in such a process is returned as one line that states where it was raised.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from psnode.errors import ConfigurationError, in_one_line
 
 _METHOD = "forkserver"
 _SOCKET_BYTES = 107  # maximum length of the path of a socket
-_BELOW = "/pymp-12345678/listener-12345678"  # an example of the part of the path that Python adds
+_BELOW = "/pymp-12345678/listener-12345678"  # an example of the part that Python adds to the path
 
 
 class Fault(NamedTuple):
@@ -40,8 +40,8 @@ class Fault(NamedTuple):
 def context() -> Any:
     """Return the multiprocessing context for processes forked from a server that has imported torch but no part of MPI.
 
-    mpirun sends USR1 to all processes of a rank, and a terminal sends HUP. The server and Python's tracker of semaphores
-    therefore start with both signals blocked. Raises ConfigurationError if no folder has a path short enough for their sockets.
+    mpirun sends USR1 to all processes of a rank, and a terminal sends HUP. Therefore the server and Python's tracker of
+    semaphores start with both signals blocked. Raises ConfigurationError if no folder has a path short enough for their sockets.
     """
     make_place()
     found = multiprocessing.get_context(_METHOD)
@@ -74,7 +74,7 @@ def _task_modules() -> list[Any]:
 
 
 def _travel(kind: type, inner: Any) -> tuple[Any, ...]:
-    """Return the arguments with which a process unpickles `kind(inner)`, the files of tasks first."""
+    """Return the arguments with which a process unpickles `kind(inner)`; the files of tasks come first."""
     files = tuple(_Code(module.__file__) for module in _task_modules())
     return _arrive, (files, kind, inner)
 
@@ -100,7 +100,7 @@ class Batches(Dataset[Any]):
 
 
 class Stream(IterableDataset[Any]):
-    """Data set of the examples of `begin()`, followed by a Fault if they raise."""
+    """Data set of the examples from `begin()`, followed by a Fault if the iteration raises."""
 
     def __init__(self, begin: Callable[[], Iterator[Any]]) -> None:
         self._begin = begin
@@ -119,7 +119,7 @@ class Stream(IterableDataset[Any]):
 class Collated:
     """Function that applies `collate`, passes on Faults, and turns exceptions of `collate` into Faults.
 
-    With `collate` None, batches are passed on whole.
+    If `collate` is None, batches are passed on unchanged.
     """
 
     collate: Callable[[Any], Any] | None
@@ -139,8 +139,8 @@ class Collated:
 class Begin:
     """Function that prepares a process that makes batches.
 
-    The process ignores Ctrl-C, HUP and USR1, which the process that uses the batches handles, and ends when that process ends.
-    Then `then` is called with the number of the process.
+    The prepared process ignores Ctrl-C, HUP and USR1, since the process that uses the batches handles these signals, and it ends
+    when that process ends. After the preparation `then` is called with the number of the prepared process.
     """
 
     then: Callable[[int], None] | None
@@ -154,9 +154,9 @@ class Begin:
 
 
 def _end_with_parent() -> None:
-    """Wait until the process that uses the batches ends, then remove its folder of sockets, which it leaves if killed, and exit.
+    """Wait until the process that uses the batches ends, remove its folder of sockets, which remains if it is killed, and exit.
 
-    torch watches only the process that forked this one, which is the server of processes and not the user of the batches.
+    torch watches only the process that forked this process. That is the server of processes, not the user of the batches.
     """
     parent = multiprocessing.parent_process()
     if parent is not None:
@@ -167,16 +167,16 @@ def _end_with_parent() -> None:
 
 
 def make_place() -> None:
-    """Make Python create its sockets in a folder that is removed with the job, or else in one with a path that is short enough.
+    """Make Python create its sockets in a folder that is removed with the job, or otherwise in a folder with a short enough path.
 
-    A killed rank removes no folder itself, and its processes may be killed before they remove the folder.
+    A killed rank does not remove its folder, and its processes may be killed before they remove it.
     """
     settings = multiprocessing.current_process()._config  # type: ignore[attr-defined]  # not public, but present in every version
     if settings.get("tempdir"):
         return
     own = job_folder()
     if own is None and _fits(tempfile.gettempdir()):
-        util.get_temp_dir()  # create the folder before the first process, which must know its path
+        util.get_temp_dir()  # create the folder now, since the first process must know its path
         return
     for folder in (*([str(own)] if own is not None and _fits(own) else []), "/tmp", "/var/tmp", "/dev/shm"):
         with contextlib.suppress(OSError):  # mkdtemp creates a folder that only this user can access
@@ -194,14 +194,14 @@ def _fits(folder: Path | str) -> bool:
 
 
 def sound(batch: Any) -> Any:
-    """Return `batch`. Raises ConfigurationError if it is a Fault."""
+    """Return `batch`. Raises ConfigurationError if `batch` is a Fault."""
     if isinstance(batch, Fault):
         raise ConfigurationError(f"the data cannot make a batch: {batch.text}")
     return batch
 
 
 def explained(error: Exception) -> Exception:
-    """Return a one-line error for a failure of the processes themselves, or for data that cannot be pickled; other errors
+    """Return a one-line error for a failure of the processes, or for data that cannot be pickled. Other errors are returned
     unchanged."""
     text = " ".join(str(error).split())
     if isinstance(error, RuntimeError) and text.startswith("DataLoader worker"):

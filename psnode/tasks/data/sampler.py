@@ -1,4 +1,4 @@
-"""Examples of a worker at a step, computed from the seed alone, so that no state has to be saved.
+"""The examples of a worker at a step, which follow only from the seed, so that no state has to be saved.
 
 Every epoch permutes the examples anew. With P workers and batches of B, micro-batch m of the epoch takes the m-th run of P*B
 entries of the permutation, of which worker r in 0..P-1 takes the r-th B entries: perm[(mP+r)B : (mP+r+1)B]. A step takes k
@@ -33,7 +33,7 @@ def permutation(length: int, seed: int, epoch: int) -> Indices:
 def augmentation(seed: int, worker: int, micro: int) -> np.random.Generator:
     """Return the generator for the augmentation of micro-batch `micro` (counted over all epochs) at `worker`.
 
-    `micro` can be negative, if a worker takes over a share of the data at an earlier epoch than that of the other workers.
+    `micro` can be negative if a worker takes over a share of the data and its epoch is earlier than that of the other workers.
     """
     return np.random.default_rng(np.random.SeedSequence((seed, _AUGMENT, worker, micro % 2**64)))
 
@@ -78,7 +78,7 @@ class Sampler:
     def dealt(self, rank: int, ranks: Sequence[int], sample_offset: int) -> Sampler:
         """Return the share of `rank` when the examples are dealt among `ranks`, in this order.
 
-        A rank outside `ranks` draws from its own permutations, without effect on the examples of the others.
+        A rank outside `ranks` draws from its own permutations, which does not affect the examples of other ranks.
         """
         if rank in ranks:
             return replace(self, worker=ranks.index(rank), workers=len(ranks), sample_offset=sample_offset)
@@ -86,9 +86,9 @@ class Sampler:
         return replace(self, worker=0, workers=len(ranks), sample_offset=sample_offset, seed=seed)
 
     def finished(self, place: int, workers: int) -> int:
-        """Return the step after which this share continues in place of a share among `workers` shares.
+        """Return the step after which this share continues if it replaces a share among `workers` shares.
 
-        `place` is the step, offset included, that the earlier share had reached. The epoch continues with its next whole step.
+        `place` is the step, offset included, that the replaced share had reached. The epoch continues with its next whole step.
         """
         epoch, within = divmod(place, self.length // (workers * self.batch * self.batches_per_step))
         here = min(-(-within * workers // self.workers), self.steps_per_epoch)

@@ -1,4 +1,4 @@
-"""Synthetic images of any shape, for benchmarks and for trying out a network without data.
+"""Synthetic images of any shape, for benchmarks and for tests of a network without data.
 
 Example i is the coarse pattern of its class plus one of 64 noise images, all drawn from the seed. Memory for the images therefore
 does not grow with the number of examples, and a network can learn to distinguish the classes. The training and test parts have

@@ -36,7 +36,7 @@ def densenet(image_shape: tuple[int, int, int], classes: int, depth: int, growth
 
 
 class Dense(nn.Module):
-    """Layer that appends `growth` new maps to its input, made by a 3x3 convolution.
+    """Layer that appends `growth` new maps, the output of a 3x3 convolution, to its input.
 
     If compact, a 1x1 convolution to 4 * growth maps comes first.
     """

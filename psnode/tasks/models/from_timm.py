@@ -21,7 +21,7 @@ def timm_names() -> tuple[str, ...]:
 def timm_network(name: str, image_shape: tuple[int, int, int], classes: int) -> nn.Module:
     """Return a network from images (batch, *image_shape) float32 to logits (batch, classes).
 
-    A model made for a single image size (a vision transformer) is built for that of `image_shape`. Raises ConfigurationError for
+    A model for a single image size (a vision transformer) is built for the size in `image_shape`. Raises ConfigurationError for
     an unknown name and for images that the network cannot take.
     """
     timm = _timm()

@@ -14,7 +14,7 @@ from psnode.tasks.torchvision_ops import import_torchvision
 
 _SIDES = (16, 28, 32, 48, 64, 96, 128, 224, 256, 299, 384)
 
-# Without these settings both would return two extra outputs in training, and warn about their initialisation.
+# Without these settings both networks would return two extra outputs in training, and warn about their initialisation.
 _SETTINGS: dict[str, dict[str, object]] = {
     "googlenet": {"aux_logits": False, "init_weights": True},
     "inception_v3": {"aux_logits": False, "init_weights": True},
@@ -70,6 +70,6 @@ def _failure(network: nn.Module, image_shape: tuple[int, int, int]) -> Exception
     try:
         with torch.no_grad():
             torch.func.functional_call(network, shapes, torch.empty((1, *image_shape), device="meta"))
-    except Exception as error:  # each family raises another exception for a size that it cannot take
+    except Exception as error:  # each family raises a different exception for a size that it cannot take
         return error
     return None
