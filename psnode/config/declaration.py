@@ -46,8 +46,8 @@ class Rules:
     * free: the setting may differ when a run is resumed, and is not part of the job's digest
     * replans: the setting may differ when a run is resumed, which then gets a new plan
     * aliases: further flags
-    * names_code: function that is true for a value that names code to execute; such a value in a run's record needs the user's
-      consent
+    * names_code: function that returns True for a value that names code to execute; if such a value comes from a run's record,
+      the user has to consent
     * repeated: the flag of a list takes one item and may be repeated; otherwise the flag takes all items, separated by commas
     * example: a value to show if there is no default
     * before: value in runs whose record lacks the setting; ABSENT: a record that lacks the setting is damaged

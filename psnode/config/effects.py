@@ -72,7 +72,7 @@ def rate_notes(name: str, own: float, lr: float | None) -> tuple[str, ...]:
 
 
 def refuse_what_has_no_effect(config: Config, rule: Feedback, codec: Codec, aggregator: str, momentum: float) -> None:
-    """Raise ConfigurationError for settings that would have no effect, or not the intended one, in this combination."""
+    """Raise ConfigurationError for settings that would have no effect, or an unintended effect, in this combination."""
     if config.nesterov and not momentum:
         instead = f"write --feedback {rule.id}:nesterov=true" if hasattr(rule, "nesterov") else "leave it out"
         raise ConfigurationError(f"--nesterov is a form of the master's momentum, which is 0 here: {instead}")

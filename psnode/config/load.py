@@ -132,7 +132,7 @@ def to_toml(config: Config) -> str:
 def from_file(path: Path) -> dict[str, Any]:
     """Return the settings in a TOML file or in a run's config.json.
 
-    For a config.json these are the settings with which the run began, except its directory and settings that hold for one start.
+    For a config.json these are the settings with which the run began, except its directory and settings of a single start.
     """
     if path.suffix != ".json":
         return read_toml(path, settings())
@@ -156,7 +156,7 @@ def _implied(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _meant(recorded: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the recorded settings without those that have no meaning once `values` change the plan."""
+    """Return the recorded settings, except settings that have no meaning if `values` change the plan."""
     gone = set()
     for name, setting in settings().items():
         needs = setting.rules.needs

@@ -26,7 +26,7 @@ from psnode.config.scheme import BEFORE, Scheme
 from psnode.config.schemes import NAMES, SCHEMES, UNRECORDED
 from psnode.errors import ConfigurationError
 
-# setting -> the codec's parameter, and the function from the value of the setting to that of the parameter
+# setting -> the codec's parameter, and the function that converts the setting's value to the parameter's value
 _OVERRIDES: Mapping[str, tuple[str, Callable[[int], int]]] = MappingProxyType(
     {
         "svd_rank": ("rank", lambda rank: rank),

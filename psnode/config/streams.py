@@ -72,8 +72,8 @@ def write(descriptor: int, data: bytes | memoryview) -> None:
 class _Outlet(io.RawIOBase):
     """A stream to a file descriptor that survives failed writes.
 
-    With `ends`, the first failed write raises SystemExit if the reader has gone, else ConfigurationError. In all other cases the
-    data of a failed write is dropped.
+    If `ends` is True, the first failed write raises SystemExit if the reader has gone, otherwise ConfigurationError. In all other
+    cases the data of a failed write is dropped.
     """
 
     def __init__(self, descriptor: int, name: str) -> None:

@@ -76,7 +76,7 @@ _LOG = logging.getLogger(__name__)
 def lead(transport: Transport, config: Config, make_task: Callable[[Config], Task], hello: bytes) -> int:
     """Run a whole job as its master and return the exit code.
 
-    Raises PsnodeError if the job cannot start or continue, after it has told the workers.
+    Raises PsnodeError if the job cannot start or continue, after the workers have been informed.
     """
     link = FrameChannel(transport)
     ranks = Layout.of(transport.size, 0).others
@@ -323,9 +323,9 @@ def _start(
 
 
 def _serve(master: Master, waits: str) -> None:
-    """Run all rounds. Write the summary of an error and raise it again.
+    """Run all rounds. If an error ends the job, write its summary and raise the error again.
 
-    `waits`: the reason for which forward passes wait for all weights; empty if they do not.
+    `waits`: the reason why forward passes wait for all weights; empty if they do not wait.
     """
     malloc.give_back()
     beat = Heartbeat(master.link, (*master.workers, *master.spares, *master.servers))

@@ -29,6 +29,6 @@ class Books:
             self.observer.write(record)
 
     def judge(self, verdicts: Iterable[tuple[int, str]]) -> None:
-        """Pass on `verdicts`: pairs of a version and the reason for which it is unsound, empty if it is sound."""
+        """Pass on `verdicts`: pairs of a version and the reason why it is unsound, which is empty if it is sound."""
         for version, reason in verdicts:
             self.pending.judge(version, reason)

@@ -42,7 +42,7 @@ class ReplicaHashes:
             self._hashes.pop(version - _KEPT * self._every, None)
 
     def compare(self, rank: int, step: int, version: int, found: int | None) -> None:
-        """Raise DivergedError if `found`, the hash of the weights on which `rank` computed `step`, is not that of `version`."""
+        """Raise DivergedError if `found`, the hash of the weights with which `rank` computed `step`, is not that of `version`."""
         if found is not None and self._hashes.get(version, found) is None:
             self._hashes[version] = found
         expected = self._hashes.get(version)

@@ -39,7 +39,7 @@ def rescue(master: Master, error: Exception | SystemExit) -> None:
     codes = (PsnodeError.exit_code, ConfigurationError.exit_code)
     own = not isinstance(error, PsnodeError) or (error.exit_code in codes and not isinstance(error, RemoteFailureError))
     if own and not master.shard.is_remote and master.version > master.run.resume_point.step:
-        with contextlib.suppress(OSError, PsnodeError):  # the first error is the one to report
+        with contextlib.suppress(OSError, PsnodeError):  # the first error is reported
             if (version := master.pending.rescue()) is not None:
                 _LOG.warning("the checkpoint of step %d is written: once the cause is mended go on with --resume", version)
 
@@ -47,7 +47,7 @@ def rescue(master: Master, error: Exception | SystemExit) -> None:
 def fail(master: Master, error: Exception | SystemExit) -> None:
     """Write the summary of a job that `error` ends, if the disk has room for it."""
     code = error.exit_code if isinstance(error, PsnodeError) else 1
-    with contextlib.suppress(OSError):  # e.g. a full disk: the first error is the one to report
+    with contextlib.suppress(OSError):  # e.g. a full disk: the first error is reported
         _summarise(master, master.run, _REASONS.get(code, "failed"), code, hashed=not master.shard.is_remote)
     _tell_of_the_end(master)
 

@@ -283,7 +283,7 @@ class Master:
     def _complete(self) -> None:
         """Count the complete version and publish it.
 
-        If the version gets a checkpoint and an earlier checkpoint is in flight, publication waits for the earlier one.
+        If the version gets a checkpoint while an earlier checkpoint is in flight, publication waits for the earlier checkpoint.
         """
         if self._boundary.count(self._contributors):
             self.observer.extend(max(self.job_state.round.finished, self.dealing.last_step))

@@ -27,7 +27,7 @@ class Members:
     """The workers of a job.
 
     `live`: workers whose gradients count and are awaited. `spares`: ranks that wait for an empty place among the live workers.
-    `places`: the number of workers at the start, which is the largest number of live ones.
+    `places`: the number of workers at the start, which is the maximum number of live workers.
     """
 
     def __init__(self, workers: Iterable[int], clock: Clock, spares: Iterable[int] = ()) -> None:
@@ -88,7 +88,7 @@ class Members:
     def readmit(self) -> dict[int, tuple[int, list[int]]]:
         """Readmit the suspended workers that have been heard again. They become live, or spares once all places are taken.
 
-        Returns by rank the last step of which the worker may have sent a gradient, and the groups of that gradient that were not
+        Returns by rank the last step of which the worker may have sent a gradient, and the groups of this gradient that were not
         taken.
         """
         found = {}

@@ -22,7 +22,7 @@ SINCE = "since"
 
 
 def branch(train_dir: Path) -> dict[Path, str | None]:
-    """Return the run's checkpoints up to the one that `latest` names, oldest first, without those of abandoned branches.
+    """Return the run's checkpoints, oldest first, up to the checkpoint named by `latest` and without abandoned branches.
 
     Each path maps to the digest of the checkpoint's model file, or to None if the manifest cannot be read. This error is reported
     when the checkpoint is opened. Checkpoints of earlier versions of psnode, which do not record the start, are included.

@@ -6,7 +6,7 @@
                                    state/optimizer.safetensors the master's optimizer
                                    state/replica.safetensors   the workers' weights, if they differ from the master's
                                    state/waiting.safetensors   gradients that have arrived but are not yet applied
-                                   state/norms.safetensors     norms for comparison with those of later gradients
+                                   state/norms.safetensors     norms with which later gradients are compared
                                    worker-003.safetensors      feedback and buffers of rank 3, its place in the data
                                    manifest.json               step, layout, and size and xxh3_128 of every file
     checkpoints/latest             the name of the newest checkpoint that is not known to be unsound
@@ -78,7 +78,7 @@ def step_directory(step: int) -> str:
 
 
 def name_latest(path: Path) -> None:
-    """Let `latest` name the published checkpoint `path`, from which --resume continues."""
+    """Make `latest` name the published checkpoint `path`, from which --resume continues."""
     write_atomically(path.with_name(LATEST), path.name.encode() + b"\n")
 
 

@@ -102,7 +102,7 @@ class RunDirectory:
 
     @property
     def origin(self) -> dict[str, Any]:
-        """Return the facts that distinguish the checkpoints of this start of the job from those of abandoned branches."""
+        """Return the facts that distinguish checkpoints of this start of the job from checkpoints of abandoned branches."""
         return {BEGUN: f"{xxhash.xxh3_64_intdigest(self.mark.encode()):016x}", SINCE: self.resume_point.step}
 
     def begin(self, plan: Plan, workers: int, parameter_groups: Sequence[dict[str, Any]] = ()) -> None:
@@ -158,7 +158,7 @@ class RunDirectory:
 
 
 def claim(config: Config) -> RunDirectory:
-    """Create the directory of a new run, or enter that of the run to resume, and lock it against other jobs.
+    """Create the directory of a new run, or enter the directory of the run to resume, and lock it against other jobs.
 
     A resumed run keeps the scheme with which it began, even if the tables of schemes have changed since. Raises
     ConfigurationError if the directory holds another run or another job is at work in it, and CheckpointError if its records
@@ -219,9 +219,9 @@ def saved_run(path: Path) -> dict[str, Any]:
 
 
 def holds_run(path: Path, files: Collection[str]) -> bool:
-    """Return True if `files`, the names in the directory `path`, are those of a run, even of a damaged one.
+    """Return True if the directory `path`, with the file names `files`, belongs to a run, even to a damaged run.
 
-    Many programs write a config.json of their own.
+    Many programs write a config.json. It counts only if its content is that of a run, or if there is a mark file.
     """
     if METRICS in files or CONFIG not in files:
         return METRICS in files

@@ -51,7 +51,7 @@ _BY_TENSOR: Mapping[str, type[torch.optim.Optimizer]] = MappingProxyType(
 
 
 def memories_of(config: Config) -> dict[str, float]:
-    """Return the state vectors of the optimizer of `config`, one of COORDINATEWISE, by name, with their initial value."""
+    """Return the names of the optimizer's state vectors with their initial values. The optimizer must be in COORDINATEWISE."""
     found = dict.fromkeys(COORDINATEWISE[config.optimizer].memories, 0.0)
     options = _options(config)
     found |= {"max_exp_avg_sq": 0.0} if options.get("amsgrad") else {}
@@ -97,7 +97,7 @@ def require_optimizer(config: Config, *, own: bool) -> None:
 
 
 def _plain(config: Config) -> dict[str, Any]:
-    """Return the arguments that make a step handle one tensor at a time."""
+    """Return the arguments with which torch's optimizer updates one tensor at a time."""
     return {"foreach": False} if "foreach" in inspect.signature(_class(config)).parameters else {}
 
 

@@ -49,7 +49,7 @@ class ParameterGroup:
 
 
 def groups_of(asked: Sequence[Mapping[str, Any]] | None, model: nn.Module, config: Config) -> tuple[ParameterGroup, ...]:
-    """Return the groups of `model` that a task `asked` for, or those of --no-decay.
+    """Return the groups of `model` that a task `asked` for, or otherwise the groups of --no-decay.
 
     The result is empty if all parameters follow the settings of the run; frozen parameters are left out. `config.lr` must be
     resolved. Raises ConfigurationError for groups that torch.optim would not take or that leave a trained parameter out, and for

@@ -32,7 +32,7 @@ def plain(name: str) -> str:
 def renaming(names: Iterable[str]) -> Rename:
     """Return the function `plain`, or `str`, which changes no name.
 
-    `str` is returned if no name is that of a compiled part, or if two of `names` would become equal.
+    The function is `str` if no name belongs to a compiled part, or if two of `names` would become equal.
     """
     compiled = [name for name in names if _COMPILED in name]
     if not compiled:

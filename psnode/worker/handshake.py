@@ -236,7 +236,7 @@ def may_begin_early(config: Config, rule: Rule) -> bool:
     """Return True if forward passes may begin before their weights have arrived.
 
     They may not begin early if workers share one process and take turns: a worker that waits for weights during its turn would
-    block the other workers, whose gradients these weights need. They may not either if rounds close without the slowest workers.
+    block the other workers, whose gradients these weights need. The same is true if rounds close without the slowest workers.
     """
     return config.overlap and not rule.rounds_go_on and config.local is None
 

@@ -18,7 +18,7 @@ from psnode.protocol.channel import RELAY_TAG, FrameChannel
 from psnode.protocol.wire import Kind
 from psnode.transport.base import Arrival, Pending
 
-_LONG = 3600.0  # seconds of one wait; the thread waits again
+_LONG = 3600.0  # seconds of one wait, after which the thread waits again
 
 
 class _Leaving:

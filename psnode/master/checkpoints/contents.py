@@ -72,7 +72,7 @@ class Draft:
 
         `means`: the combined buffers of the workers. `waiting`: gradients for the next round. `facts`: entries of the manifest.
         `preferred`: True if `latest` shall name the checkpoint, provided that it is sound.
-        Returns the reason for which the checkpoint is unsound; empty if there is none.
+        Returns the reason why the checkpoint is unsound; empty if it is not unsound.
         """
         if self._buffers:
             self._write_model(means)

@@ -28,7 +28,7 @@ class LastWhole:
         self._draft: Draft | None = None
         self._version = -1
         self._facts: Mapping[str, object] = {}
-        self._changed = False  # some group has been updated since that version
+        self._changed = False  # True if a group has been updated since that version
 
     def keep(self, version: int, facts: Mapping[str, object]) -> None:
         """Keep `version`, which is complete, while no group is open. `facts`: entries of its manifest."""
@@ -44,7 +44,7 @@ class LastWhole:
             draft.snapshot.protect(group)
 
     def untouched(self, version: int) -> Mapping[str, object] | None:
-        """Return the facts of `version` if it is the kept version and no group has been updated since; else None."""
+        """Return the facts of `version` if it is the kept version and no group has been updated since, otherwise None."""
         return self._facts if self._version == version and not self._changed else None
 
     def take(self) -> tuple[int, Draft, Mapping[str, object]] | None:

@@ -96,7 +96,7 @@ class PendingCheckpoints:
             -1 if run.resume_point.checkpoint is None else run.resume_point.step
         )  # the newest version with a checkpoint that was begun
         self.is_last: Callable[[int], bool] = lambda version: False  # if True, gradients may wait for a resumed run
-        self.doubt: Callable[[], str] = lambda: ""  # the evidence in the losses so far against the newest version
+        self.doubt: Callable[[], str] = lambda: ""  # the evidence against the newest version in the losses so far
         self._verdicts = Verdicts(run, self._thread, events, workers)
         own, trained = tensor_names.state(model), plan.slices()
         meant = {name for name, value in own.items() if name not in trained and not tensorfile.is_finite(value)}  # e.g. masks
@@ -153,7 +153,7 @@ class PendingCheckpoints:
         return True
 
     def begin_evaluated(self, version: int, rank: int, until: float) -> bool:
-        """Begin a checkpoint of `version`, the newest complete one, which worker `rank` has evaluated and for which none was due.
+        """Begin a checkpoint that was not due, of `version`, the newest complete version, which worker `rank` has evaluated.
 
         The checkpoint contains only the part of that worker, since the other workers have continued. Therefore `latest` still
         names the previous checkpoint, from which all workers can resume. Returns False if a group has changed since that version,
@@ -317,7 +317,7 @@ class PendingCheckpoints:
     def _write(self, version: int, work: Callable[[], str | None]) -> None:
         """Queue `work` on a checkpoint, and abandon the checkpoint if it fails.
 
-        The last work on a checkpoint publishes it and returns the reason for which it is unsound, or ""; other work returns None.
+        The last work on a checkpoint publishes it and returns the reason why it is unsound, or ""; earlier work returns None.
         """
 
         def then(reason: str | None, error: Exception | None) -> None:
@@ -331,7 +331,7 @@ class PendingCheckpoints:
         self._thread.do(version, work, then)
 
     def _drop(self, version: int) -> BegunCheckpoint | None:
-        """Remove the checkpoint of `version` from the pending ones, release its copies and return it."""
+        """Remove the checkpoint of `version` from the pending checkpoints, release its copies and return it."""
         pending = self._pending.pop(version, None)
         if pending is not None:
             pending.draft.snapshot.close()

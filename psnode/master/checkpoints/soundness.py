@@ -29,7 +29,7 @@ class Soundness:
     def __init__(self, losses: Iterable[float] = ()) -> None:
         self._usual = deque[float](maxlen=RECENT)
         self._first = -math.inf
-        # by version in ascending order: by rank, its first loss on this version or a later one
+        # by version in ascending order, and by rank: the rank's first loss on this version or a later version
         self._awaited: dict[int, dict[int, float | None]] = {}
         self.doubt = ""  # the evidence of the newest step's loss against the weights
         for loss in losses:

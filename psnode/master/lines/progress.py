@@ -112,9 +112,9 @@ def progress(coordinates: int, first: int, last: int, interval: int) -> Progress
 
 
 def _watched() -> bool:
-    """Return True if standard output is a terminal that shows output at once.
+    """Return True if standard output is a terminal that shows output immediately.
 
-    mpirun gives its ranks a terminal even if its own output does not go to one. It also holds back a bar, which has no line ends.
+    mpirun gives its ranks a terminal even if its own output goes elsewhere. It also delays a bar, since a bar has no line ends.
     """
     return sys.stdout.isatty() and (place() is None or moves_on_a_terminal())
 

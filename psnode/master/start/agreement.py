@@ -27,7 +27,7 @@ _NAMED = 4  # ranks that an error message names
 
 
 def require_one_version(greetings: Mapping[int, bytes], *, unlike: bool = False) -> None:
-    """Refuse ranks whose psnode has another version or source than that of rank 0. `greetings`: the HELLO of every rank.
+    """Refuse ranks whose psnode has another version or source than rank 0. `greetings`: the HELLO of every rank.
 
     Raises ConfigurationError that names the ranks, their hosts and versions; if `unlike`, only warns of these ranks. Raises
     WireError for a malformed greeting.
@@ -58,7 +58,7 @@ def threads_of(greetings: Mapping[int, bytes], asked: int) -> dict[int, int]:
 
 
 def lacking(ready: Mapping[int, Ready], model: torch.nn.Module, sized: Collection[str] = ()) -> dict[int, list[str]]:
-    """Return by rank the names of tensors whose bytes differ from those in `model`, which is the model of rank 0.
+    """Return by rank the names of tensors whose bytes differ from the tensors of `model`, which is the model of rank 0.
 
     Ranks without such tensors have no entry. `sized`: names of tensors that may have another shape on a worker, since a model
     sizes them by its data and rank 0 has loaded them. Raises ConfigurationError if the tensors of a worker's model have other

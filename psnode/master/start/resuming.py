@@ -98,8 +98,8 @@ def _tell_of_soundness(events: Events, run: RunDirectory, found: Checkpoint) -> 
 def require_same_model(resumed: ResumePoint, plan: Plan, tensors: Sequence[Sequence[Any]]) -> None:
     """Raise ConfigurationError if the run cannot continue with this model or plan.
 
-    `tensors`: names and shapes of the model's trained tensors, which must be those of `plan`. A checkpoint with gradients that
-    wait to be applied must have been written with the same plan.
+    `tensors`: names and shapes of the model's trained tensors, which must equal those in `plan`. If gradients in a checkpoint
+    still wait to be applied, the checkpoint must have been written with the same plan.
     """
     found = resumed.checkpoint
     if problem := plan.difference({name: tuple(shape) for name, shape in tensors}):

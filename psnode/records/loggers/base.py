@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """A run, or the part of it that one process logs.
+    """A run, or the part of a run that one process logs.
 
     * directory: the run's directory
     * id: letters and digits, the same for all processes and resumed parts of the run
@@ -41,7 +41,7 @@ class Logger(Protocol):
     """
 
     def begin(self, run: LoggedRun) -> None:
-        """Begin a part of the run: the first one, a resumed one, or the first evaluation."""
+        """Begin a part of the run: the first part, a resumed part, or the first evaluation."""
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Log figures of a finished update, or of the evaluation of a checkpoint, by tag such as `train/loss`."""

@@ -28,7 +28,7 @@ from psnode.records.metrics import SUMMARY, StepRecord, write_atomically
 
 _LOG = logging.getLogger(__name__)
 
-LOGGERS = "loggers.json"  # file in the run's directory with the id by which loggers identify the run
+LOGGERS = "loggers.json"  # file in the run's directory, which holds the id of the run for loggers
 _GROUP = "psnode.loggers"  # group of the entry points through which packages offer loggers
 _PATIENCE = 60.0  # seconds after the run's end in which a logger may finish its queued calls
 _OWN = {  # package of the logger -> module and class in psnode.records.loggers

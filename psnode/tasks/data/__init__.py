@@ -56,7 +56,7 @@ def check(
     download: bool = False,
     options: Mapping[str, str] | None = None,
 ) -> Description:
-    """Return the same as `describe`, after a check of options and files.
+    """Check options and files, and return the result of `describe`.
 
     Raises ConfigurationError, with the remedy, if an option or a file is missing or wrong.
     """

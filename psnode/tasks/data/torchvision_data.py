@@ -2,7 +2,7 @@
 
 Krizhevsky: Learning multiple layers of features from tiny images, 2009. Netzer et al.: Reading digits in natural images with
 unsupervised feature learning, 2011 (the training part without the `extra` images). By default, training batches of CIFAR are
-cropped and mirrored (option augment), and those of SVHN are not, since mirrored digits are not digits.
+cropped and mirrored (option augment). Batches of SVHN are not, since mirrored digits are not digits.
 """
 
 from __future__ import annotations
