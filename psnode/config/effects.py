@@ -29,7 +29,7 @@ def momentum_of(config: Config, rule: Feedback, aggregator: str, usual: float) -
     """Return the momentum of the master's optimizer: `usual`, unless a setting, the feedback rule or the aggregator determines
     it.
 
-    Raises ConfigurationError for a second momentum, and for momentum or weight decay under a majority vote.
+    Raises ConfigurationError if there would be a second momentum, and for momentum or weight decay under a majority vote.
     """
     if config.momentum and rule.gathering is not None:
         raise ConfigurationError(

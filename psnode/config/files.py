@@ -37,7 +37,7 @@ def require_plain(*paths: Path) -> None:
 
 
 def read_plain(path: Path, limit: int) -> bytes:
-    """Return the content of a regular file of at most `limit` bytes. Raises OSError for a larger file, or like `open_plain`."""
+    """Return the content of a regular file of at most `limit` bytes. Raises OSError like `open_plain`, and for a larger file."""
     with open_plain(path) as file:
         content = file.read(limit + 1)
     if len(content) > limit:

@@ -84,7 +84,7 @@ def names_logger_file(names: Iterable[str] | None) -> bool:
 
 
 def locate_logger(name: str) -> str:
-    """Return `name`, from --log-to, with the path of its file, if any, made absolute, so that it is valid in any directory."""
+    """Return `name`, from --log-to. If it contains the path of a file, the path is made absolute, so that it is always valid."""
     return str(Path(name).expanduser().absolute()) if names_codec_file(name) else name
 
 
@@ -94,6 +94,6 @@ def names_file(source: str) -> bool:
 
 
 def locate_task(spec: str) -> str:
-    """Return `spec`, from --task, with the path of its file, if any, made absolute, so that it is valid in any directory."""
+    """Return `spec`, from --task. If it contains the path of a file, the path is made absolute, so that it is always valid."""
     source, colon, name = spec.partition(":")
     return f"{Path(source).expanduser().absolute()}{colon}{name}" if names_file(source) else spec

@@ -522,7 +522,7 @@ class Config:
 
     @property
     def weight_unit(self) -> int | None:
-        """Return the weight at which a gradient counts as one under --weighted-mean; None: every gradient counts as one."""
+        """Return the weight that counts as one gradient under --weighted-mean; None if every gradient counts as one."""
         return self.batch_size * self.batches_per_step if self.weighted_mean else None
 
     @property
@@ -534,7 +534,7 @@ class Config:
         return Path("runs") / re.sub(r"[^\w.+=-]+", "-", f"{what}-{self.scheme}").lower()
 
     def last_step(self, steps_per_epoch: int, epoch_offset: int = 0) -> int:
-        """Return the step after which this start ends: --stop-after, or the end of the run if that is earlier."""
+        """Return the step after which this start of the run ends: --stop-after, or the end of the run if it is earlier."""
         total = self.total_steps(steps_per_epoch, epoch_offset)
         return total if self.stop_after is None else min(total, self.stop_after)
 

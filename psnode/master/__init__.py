@@ -309,7 +309,7 @@ def _start(
 ) -> tuple[int, ...]:
     """Record the plan and send it to all ranks, with their state if the run is resumed.
 
-    Returns the ranks to which the weights have yet to be sent.
+    Returns the ranks to which the weights still have to be sent.
     """
     lacking = what_to_send(ready, model, run.resume_point.checkpoint)
     job = job_digest(run.config, run.scheme, plan, run.mark)

@@ -63,7 +63,7 @@ def diverged(
 ) -> DivergedError:
     """Return the error that ends the job after `first` has reported a loss that is not finite.
 
-    `finite`: ranks whose loss in that step is known to be finite. The remaining ranks of `others` have ten seconds to report
+    `finite`: ranks whose loss in the same step is known to be finite. The remaining ranks of `others` have ten seconds to report
     their losses. `weights`: the weights on which the loss was computed, or None if they are no longer known. `outlier`: a line
     about a gradient of unusual size that these weights contain, or "".
     """

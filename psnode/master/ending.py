@@ -27,7 +27,7 @@ _REASONS = {3: "quorum", 4: "diverged", 75: "signal", 130: "interrupted"}
 
 
 def begun_in_vain(run: RunDirectory, error: StoppedError) -> None:
-    """Write the summary of a job that was stopped before its first round, so that its directory tells why it has no steps."""
+    """Write the summary of a job that was stopped before its first round, so that its directory states why it has no steps."""
     _summary(run, error.step, _REASONS[error.exit_code], error.exit_code, 0).write(run.path)
 
 

@@ -41,7 +41,10 @@ class SessionEvaluations:
         return Best(self._run)
 
     def hear(self, frame: Frame) -> None:
-        """Record the evaluation in `frame`, and answer it, or leave it to `settle` to begin a checkpoint. Raises WireError."""
+        """Record the evaluation in `frame`, and answer it unless it needs a checkpoint, in which case `settle` answers it.
+
+        Raises WireError.
+        """
         told, repeated = Evaluated.from_bytes(frame.body, frame.sender), frame.version == self._newest[0]
         if not repeated:
             self._newest = frame.version, self._record(frame.step, told)

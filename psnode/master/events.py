@@ -35,7 +35,7 @@ class Events:
     def tell(self, event: str, step: int, rank: int | None = None, reason: str = "", *, outcome: str = "") -> None:
         """Log an event and append it to events.jsonl. If the file cannot be written, warn and continue.
 
-        `outcome`: what the event means for the run, which is logged but not recorded.
+        `outcome`: the consequence of the event for the run, which is logged but not recorded.
         """
         text = f"{'' if rank is None else f'rank {rank} '}{_SHOWN.get(event, event)}{f': {reason}' if reason else ''}"
         text += f"; {outcome}" if outcome else ""

@@ -170,7 +170,7 @@ class ExampleDealing:
 
     @property
     def last_of_workers(self) -> int:
-        """The last step, or an upper bound if gradients are counted, since then only the master knows the last step."""
+        """The last step as sent to workers: an upper bound if gradients are counted, since only the master counts them."""
         if self.applied is None:
             return self.last_step
         return self._config.stop_after or self._config.max_steps or _NEVER

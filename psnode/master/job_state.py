@@ -27,8 +27,8 @@ def stop_reason_of(frame: Frame) -> str:
 class JobState:
     """The version of a job and requests to end it.
 
-    `round`: the open round, or the next one if none is open. `stopping`: no further round is opened. `stop_reason`: the name of a
-    signal, QUORUM, ENOUGH, or None.
+    `round`: the open round, or the next round if no round is open. `stopping`: True if no further round is opened. `stop_reason`:
+    the name of a signal, QUORUM, ENOUGH, or None.
     """
 
     def __init__(self, clock: Clock, stop_deadline: float) -> None:

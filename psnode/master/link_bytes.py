@@ -31,11 +31,11 @@ class LinkBytes:
         self._recipients = tuple(sorted(self._ranks - {MASTER}))
 
     def send_gradients(self, rank: int, nbytes: int) -> None:
-        """Count gradients that `rank` has sent to others."""
+        """Count gradients that `rank` has sent to other ranks."""
         self._bytes["gradients_out"][rank] += nbytes
 
     def receive_gradients(self, rank: int, nbytes: int) -> None:
-        """Count gradients that `rank` has got from others."""
+        """Count gradients that `rank` has received from other ranks."""
         self._bytes["gradients_in"][rank] += nbytes
 
     def send_to(self, ranks: Iterable[int]) -> None:

@@ -167,7 +167,7 @@ class Master:
 
     def _handle(self, event: object) -> None:
         match event:
-            case Frame(kind=Kind.GRADIENT, sender=rank) if rank in self._membership.live:  # most events by far
+            case Frame(kind=Kind.GRADIENT, sender=rank) if rank in self._membership.live:  # by far the most frequent event
                 self._on_gradient(event)
             case GroupClosed():
                 self._on_group_closed(event)
@@ -233,7 +233,7 @@ class Master:
             frame.release()
 
     def _missing_traces(self) -> frozenset[int]:
-        """Return the workers that have not sent their trace. A worker sends its trace as it leaves.
+        """Return the workers that have not sent their trace. A worker sends its trace when it leaves.
 
         The master waits for traces if it records a timeline, and in a session, whose workers may evaluate before they leave.
         """

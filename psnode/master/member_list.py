@@ -14,8 +14,8 @@ STRIKES = 3  # consecutive unusable frames after which a worker is dropped
 class _Absence:
     """A suspended worker.
 
-    `taken[g]`: the last step of the worker whose gradient of group g was taken. `step`: the last step of which the worker may
-    have sent a gradient. `heard`: a frame has come from the worker since the suspension.
+    `taken[g]`: the worker's last step from which the gradient of group g was taken. `step`: the last step for which the worker
+    may have sent a gradient. `heard`: True if a frame has come from the worker since the suspension.
     """
 
     taken: Mapping[int, int]
@@ -40,7 +40,7 @@ class Members:
         self._aside: dict[int, _Absence] = {}
 
     def hear(self, rank: int, gradient_of: int = 0) -> None:
-        """Record that a frame came from `rank`. `gradient_of`: the step that the frame belongs to, 0 if it belongs to none."""
+        """Record that a frame came from `rank`. `gradient_of`: the step to which the frame belongs, or 0."""
         self._since[rank] = self._clock.now()
         if (absence := self._aside.get(rank)) is not None:
             absence.heard = True
@@ -79,7 +79,7 @@ class Members:
         return rank in self._aside
 
     def forget(self, rank: int) -> bool:
-        """Remove `rank` from the spares or the suspended workers. Return False if it was in neither."""
+        """Remove `rank` from the spares or the suspended workers. Return False if it was neither a spare nor suspended."""
         if rank in self.spares:
             self.spares.remove(rank)
             return True
@@ -88,7 +88,7 @@ class Members:
     def readmit(self) -> dict[int, tuple[int, list[int]]]:
         """Readmit the suspended workers that have been heard again. They become live, or spares once all places are taken.
 
-        Returns by rank the last step of which the worker may have sent a gradient, and the groups of this gradient that were not
+        Returns by rank the last step for which the worker may have sent a gradient, and the groups of this gradient that were not
         taken.
         """
         found = {}

@@ -295,7 +295,7 @@ class Membership:
         return {rank for rank, _ in self.judged} if self.config.norm_cap == AUTO else set()
 
     def settle(self, contributors: Iterable[tuple[int, int]]) -> None:
-        """Reset the count of refused gradients of each contributor to the complete version with a norm within the bound."""
+        """Reset a contributor's count of refused gradients if its gradient in the complete version was within the norm bound."""
         judged = {rank for rank, _ in self.judged}
         for rank in {rank for rank, _ in contributors} - judged:
             self._refused.pop(rank, None)

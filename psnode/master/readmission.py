@@ -28,7 +28,7 @@ class LastGradient(NamedTuple):
 class Readmission:
     """The ranks that enter with the complete version, and the weights and messages that they get before VERSION_COMPLETE.
 
-    `entering`: the ranks that take part in the next round and did not take part in the last one. `released`: the ranks that were
+    `entering`: the ranks that take part in the next round but did not take part in the last one. `released`: the ranks that were
     held and get this whole version. `earlier`: by rank, the last gradient of the ranks that return or are promoted now. `dealt`:
     True if shares of the examples have changed since the start of the job.
     """

@@ -68,13 +68,13 @@ class StepRecorder:
         self._next = step + steps
         self._last_close = time.perf_counter()
         self._lost: frozenset[int] = frozenset()
-        self._reports: dict[int, dict[int, Report]] = defaultdict(dict)  # by rank and its step
+        self._reports: dict[int, dict[int, Report]] = defaultdict(dict)  # by rank, and by the rank's own step
         self._loss: float | None = None
         self.worker_memory = 0  # largest peak memory that a worker has reported, in bytes
         self.first = (0, 0)  # bytes up and down in the frames of the first step, set when its record is made
 
     def begin(self) -> None:
-        """Start the time of the first round now."""
+        """Begin to measure the time of the first round."""
         self._last_close = time.perf_counter()
 
     def count_epochs(self, steps: int, epoch_offset: int) -> None:

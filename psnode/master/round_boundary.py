@@ -101,8 +101,8 @@ class RoundBoundary:
     def deal(self) -> bool:
         """Reshard the examples if an epoch has ended and membership has changed. Return True if they were resharded.
 
-        New shares are sent to all live workers that are not held. Otherwise the present shares are sent to the ranks that enter
-        or are released, if the shares have changed since the start.
+        If they were resharded, the new shares are sent to all live workers that are not held. Otherwise the present shares are
+        sent to the ranks that enter or are released, provided that the shares have changed since the start.
         """
         informed = self.readmission.ranks & self.membership.live if self.readmission.dealt else set()
         if renewed := self.dealing.renew(self.job_state.round.finished, self.membership.live):
@@ -121,7 +121,7 @@ class RoundBoundary:
         return renewed
 
     def left_out(self, added: Sequence[Iterable[AddedGradient]], forfeited: Container[int] = ()) -> dict[int, list[int]]:
-        """Return by live worker the groups to which its gradient was not added. `added`: by group, the gradients added to it.
+        """Return for each live worker the groups to which its gradient was not added. `added`: by group, the added gradients.
 
         The list is empty for ranks in `forfeited`, and for all ranks if late gradients are kept for the next round.
         """
@@ -153,7 +153,7 @@ class RoundBoundary:
         for rank in ranks:
             spare = rank in self.membership.members.spares
             step, unused = self.readmission.earlier.get(rank) or LastGradient(now.finished, left_out.get(rank, []))
-            absent = spare or rank in self.readmission.entering  # when the checkpoint began
+            absent = spare or rank in self.readmission.entering  # True if the rank was absent when the checkpoint began
             told = flags & ~Flag.CHECKPOINT if absent else flags
             told |= Flag.SPARE if spare else Flag.NONE
             frames.setdefault((step, pack_groups(unused, len(self.plan.groups)), told), []).append(rank)

@@ -1,9 +1,9 @@
 """The branch of a run: the checkpoints that led to the newest checkpoint.
 
 A run that is resumed from an older checkpoint abandons the newer checkpoints, and overwrites them when it reaches their steps.
-Every manifest records which start of the job wrote it (`begun`) and the step after which that start began (`since`). Following
-these entries backwards from the newest checkpoint gives the branch. An evaluation belongs to the branch if it names the digest of
-weights on the branch.
+Every manifest records the start of the job that wrote it (`begun`) and the step after which this start continued (`since`). The
+branch is found by following these entries backwards from the newest checkpoint. An evaluation belongs to the branch if it names
+the digest of weights on the branch.
 """
 
 from __future__ import annotations

@@ -21,8 +21,7 @@ def locked(path: Path) -> FileLock:
     """Acquire and return the lock of the directory `path`. Raises ConfigurationError while another process holds it.
 
     The operating system releases a lock when the process that holds it ends. There is a timeout because a killed process may take
-    a moment to end.
-    Soft locks are not used: the file left by a killed process would keep out the next job.
+    a moment to end. Soft locks are not used, since the file that a killed process leaves would keep out the next job.
     """
     lock = FileLock(path / LOCK, timeout=_DYING, thread_local=False, fallback_to_soft=False)
     try:
@@ -36,7 +35,7 @@ def locked(path: Path) -> FileLock:
 
 
 def refuse_if_held(path: Path) -> None:
-    """Raise ConfigurationError, like `locked`, while another job holds the lock of the directory `path`. No lock is taken.
+    """Raise ConfigurationError, like `locked`, while another job holds the lock of the directory `path`. This takes no lock.
 
     A launcher calls this before it starts the ranks, of which rank 0 takes the lock itself.
     """
@@ -58,6 +57,6 @@ def at_work(path: Path) -> bool:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:  # no lock, or a file system without locks
+    except OSError:  # there is no lock file, or the file system has no locks
         return False
     return False

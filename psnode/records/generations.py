@@ -1,7 +1,7 @@
 """Parts of a run with different numbers of workers, and the position of its epochs.
 
-A part begins after `first` finished steps of the run. Steps count updates, independent of the number of workers, while an epoch
-counts examples. An epoch has fewer steps with P workers than with P - 1. Therefore an offset is added to a step to find its place
+A part begins after `first` finished steps of the run. A step is one update for any number of workers, and an epoch is a number of
+examples. An epoch has fewer steps with P workers than with P - 1. Therefore an offset is added to a step to find its place
 in its epoch. The offset is 0 for a run with a single part. After a change of P the run continues the same epoch: no example of
 the epoch is taken twice, and fewer examples are left out than the new number of workers takes in one step.
 """

@@ -35,8 +35,8 @@ class FileEntry(NamedTuple):
 class HashedFile:
     """A new file at `path` of about `size` bytes.
 
-    When its context ends without an error, the file has been flushed to disk and `entry` describes it. Writing to the file and
-    leaving the context raise OSError if the disk does not take the data.
+    When its context ends without an error, the file has been flushed to disk and `entry` describes it. Writing to the file, and
+    leaving the context, raise OSError if the disk does not take the data.
     """
 
     entry: FileEntry

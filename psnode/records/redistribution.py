@@ -20,10 +20,9 @@ if TYPE_CHECKING:
 def resharded(found: Checkpoint, answer: Ready) -> bytes:
     """Return the state for every worker if the checkpoint was written with another number of workers.
 
-    The state holds the means of the workers' feedback state and buffers. The mean of the workers'
-    residuals is preserved, since the weights still have to receive this mean. If residuals have a learning rate, the mean of
-    residual times rate is taken, in units of weights. State that is not floating-point (a codebook) is taken from the first
-    worker.
+    The state holds the means of the workers' feedback state and buffers. The mean of the workers' residuals is preserved, since
+    the weights still have to receive this mean. If residuals have a learning rate, the mean of residual times rate is taken, in
+    units of weights. State that is not floating-point (a codebook) is taken from the first worker.
     """
     names = [name for name in found.facts["files"] if is_worker_file(name)]
     sums: dict[str, torch.Tensor] = {}
@@ -79,7 +78,7 @@ def _mean_place(found: Checkpoint) -> dict[str, torch.Tensor]:
 
     parts = [found.tensors(name) for name in found.facts["files"] if is_worker_file(name)]
     places = [part[PLACE] for part in parts if PLACE in part]
-    alike = [int(place[0]) for place in places if place[1] == places[0][1]]  # places of workers with the same number of shares
+    alike = [int(place[0]) for place in places if place[1] == places[0][1]]  # places with the same number of shares
     return {PLACE: torch.tensor([sum(alike) // len(alike), int(places[0][1])])} if alike else {}
 
 

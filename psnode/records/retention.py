@@ -2,8 +2,7 @@
 
 A manifest records the soundness of its checkpoint in the entry `sound`: true; or false, with the reason in `unsound`; or null
 until the losses computed on its weights have arrived. A manifest of an earlier version of psnode lacks this entry; its checkpoint
-counts as sound.
-`latest`, which --resume follows, names the newest checkpoint that is not known to be unsound, if there is one.
+counts as sound. `latest`, which --resume follows, names the newest checkpoint that is not known to be unsound, if any.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ def newest_not_unsound(train_dir: Path) -> Path | None:
 
 
 def prune(train_dir: Path, step: int, keep_last: int, workers: int = 0) -> None:
-    """Delete the checkpoints up to `step` except the newest `keep_last` not known to be unsound; 0 deletes no checkpoint.
+    """Delete the checkpoints up to `step` except the newest `keep_last` not known to be unsound; delete none if this is 0.
 
     This never deletes the newest checkpoint known to be sound, newer checkpoints of unknown soundness, the newest of all, the
     best evaluated checkpoint, or a checkpoint that is being read. A checkpoint also stays if it has the part of a worker (ranks 1
@@ -117,7 +116,7 @@ def reading(path: Path) -> Iterator[None]:
     """
     with contextlib.ExitStack() as locks:
         for place in _locked(path):
-            with contextlib.suppress(OSError):  # reading the checkpoint will raise the same error
+            with contextlib.suppress(OSError):  # the reader of the checkpoint will get the same error
                 descriptor = os.open(place, os.O_RDONLY | os.O_NONBLOCK)  # do not wait if the path is a pipe without a writer
                 locks.callback(os.close, descriptor)
                 fcntl.flock(descriptor, fcntl.LOCK_SH)

@@ -190,7 +190,7 @@ def write_file(path: Path, content: bytes) -> FileEntry:
 
 
 def sweep(train_dir: Path) -> None:
-    """Delete the unfinished checkpoints of killed writers, found by psnode's names for them.
+    """Delete the unfinished checkpoints of killed writers, which are recognised by their names.
 
     Only the process that holds the run's lock may call this.
     """

@@ -1,16 +1,16 @@
-"""Names of the state in a checkpoint. State is named by tensor, so that writer and reader may have other groups and segments.
+"""Names of the state in a checkpoint. State is named by tensor, so that groups and segments may differ in writer and reader.
 
     state/optimizer.safetensors   MEMORY/TENSOR             momentum_buffer; exp_avg, exp_avg_sq, step; ...
                                   MEMORY:TYPE/TENSOR        a number (bool, int, float) of an optimizer of whole tensors
-                                  @GROUP.KEY:TYPE/TENSOR    a number in its parameter group of that index
+                                  @GROUP.KEY:TYPE/TENSOR    a number in its parameter group, by the group's index
     state/replica.safetensors     replica/TENSOR
     state/norms.safetensors       RANK/RANGE                norms of the pushes of a group
     worker-003.safetensors        feedback/MEMORY/TENSOR    residual, momentum, velocity, average; rate
                                   feedback/codebook/RANGE   of a segment
 
 MEMORY is the name of an array that the optimizer or the feedback rule keeps between steps. The array is flat float32, in the
-order of the tensor's coordinates, independent of how the tensor was split into segments; optimizers of whole tensors keep arrays
-of their own shapes and types. A `step` or a `rate` is one number per tensor, or one per coordinate if the groups or segments of
+order of the tensor's coordinates, independent of how the tensor was split into segments. Optimizers of whole tensors keep arrays
+with other shapes and types. A `step` or a `rate` is one number per tensor, or one per coordinate if the groups or segments of
 the tensor have different numbers. A RANGE gives the beginning and the end of a group or a segment, each as the name of a tensor
 and an offset. Another plan can use state named by a RANGE only if the plan has the same range.
 
@@ -44,7 +44,7 @@ RATE = "rate"
 STEP = "step"
 WHOLE = "whole"  # in place of a RANGE: norms of whole gradients
 LARGEST = "largest"
-_SCRATCH = "sent"  # an array that layout 1 stored needlessly
+_SCRATCH = "sent"  # an array that layout 1 stored although it was not needed
 
 
 class CoordinateRange(Protocol):
@@ -78,8 +78,8 @@ def places(plan: Plan) -> dict[str, slice]:
 
 
 def overlaps(plan: Plan, parts: Iterable[CoordinateRange]) -> list[dict[str, slice]]:
-    """Return, for each part, the tensors with coordinates in it, in order, each with those coordinates as a slice of the flat
-    vector."""
+    """Return, for each part, the tensors with coordinates in the part, in order. The slice of a tensor gives these coordinates in
+    the flat vector."""
     tensors = list(places(plan).items())
     starts = [where.start for _, where in tensors]
     found = []

@@ -48,7 +48,7 @@ def parse(content: bytes, source: str) -> dict[str, torch.Tensor]:
 
 
 def names(path: Path) -> list[str]:
-    """Return the names in the header of a file, aliases included; empty if the header cannot be read, an error for `parse`."""
+    """Return the names in the header of a file, aliases included; empty if the header cannot be read (`parse` reports this)."""
     try:
         with open_plain(path) as file:
             head = json.loads(file.read(min(int.from_bytes(file.read(8), "little"), _HEAD_BYTES)))
@@ -155,7 +155,7 @@ def is_finite(tensor: torch.Tensor) -> bool:
 
 
 def _header(content: Content) -> tuple[bytes, list[str]]:
-    """Return the header of a safetensors file, and the order of its tensors: the widest types first, so that all are aligned."""
+    """Return the header of a safetensors file, and the order of its tensors: widest types first, so that all are aligned."""
     import torch
 
     types = {getattr(torch, name, None): kind for name, kind in _TYPES.items()}

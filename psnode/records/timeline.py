@@ -1,7 +1,7 @@
 """Timeline of every rank's work, as a Chrome trace, which ui.perfetto.dev opens.
 
-The format is described in "Trace Event Format", Google, 2016: complete events ("ph": "X"), with times in microseconds. Times are
-those of each host's wall clock.
+The format is described in "Trace Event Format", Google, 2016: complete events ("ph": "X"), with times in microseconds. Every
+host uses its own wall clock.
 """
 
 from __future__ import annotations

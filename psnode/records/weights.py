@@ -86,7 +86,7 @@ def _tensors(source: Path) -> dict[str, torch.Tensor]:
 
 
 def _of_run(train_dir: Path, which: str | None) -> Checkpoint:
-    """Return a checkpoint of a run: the newest if `which` is None, the best evaluated if it is `best`, or that of a step."""
+    """Return a run's checkpoint: the newest if `which` is None, the best evaluated one for `best`, or the one of step `which`."""
     if which == "best":
         path = best_evaluated(train_dir)
         remedy = f"psnode evaluate --train-dir {train_dir} determines it, or s.evaluated(loss=...) in the loop of a session"

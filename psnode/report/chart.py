@@ -16,7 +16,7 @@ from psnode.report.elements import e
 
 WIDTH, HEIGHT = 460, 230
 LEFT, RIGHT, TOP, BOTTOM = 56, 12, 10, 34
-COLOURS = 8  # number of colours in the style sheet; further runs repeat them with another dash pattern
+COLOURS = 8  # number of colours in the style sheet; further runs repeat the colours with another dash pattern
 _LOG_FROM = 30.0  # the axis is logarithmic if the ratio of the largest to the smallest value is above this
 
 

@@ -194,6 +194,6 @@ def bounds(found: Sequence[CriticalPath]) -> dict[int, int]:
 
 
 def typical(found: Sequence[CriticalPath]) -> CriticalPath:
-    """Return the path of the step with the median duration; if their number is even, the longer of the middle two."""
+    """Return the path of the step with the median duration; for an even number of steps, the longer of the middle two."""
     ordered = sorted(found, key=lambda path: path.stop - path.start)
     return ordered[len(ordered) // 2]

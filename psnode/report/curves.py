@@ -30,7 +30,7 @@ _GROWS = (
 
 
 class Panel(NamedTuple):
-    """A quantity to draw: a column of the steps, or of the evaluations if `evaluated`. Its values are multiplied by `factor`."""
+    """A quantity to draw: a column of the steps, or if `evaluated` of the evaluations. Its values are multiplied by `factor`."""
 
     title: str
     column: str

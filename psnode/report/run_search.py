@@ -13,7 +13,7 @@ _DEPTH = 6  # maximum depth of a run's folder below the folder that is searched
 
 
 def find(places: Sequence[Path]) -> list[Path]:
-    """Return the directories of runs: each of `places` that is a run, and the runs below the others, in order.
+    """Return the directories of runs, in order: each of `places` that is a run, and the runs below all other places.
 
     Links are not followed. Raises ConfigurationError for a place that is not a directory.
     """

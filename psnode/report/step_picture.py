@@ -1,4 +1,4 @@
-"""A predicted step, and a measured one below it on the same scale, as bars by kind of work in lanes."""
+"""A picture of a predicted step and, below it on the same scale, a measured step. Lanes contain bars by kind of work."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def measured_panel(path: CriticalPath, spans: Sequence[WorkSpan]) -> StepPanel:
     worker = path.worker or min((span.rank for span in near if span.rank != MASTER), default=MASTER)
     tracks = sorted({(span.rank, span.track) for span in near if span.rank in (worker, MASTER)})
     lanes = []
-    for rank, track in sorted(tracks, key=lambda each: each[0] == MASTER)[:_MOST_LANES]:  # the worker first
+    for rank, track in sorted(tracks, key=lambda each: each[0] == MASTER)[:_MOST_LANES]:  # the worker's lanes come first
         bars = [
             WorkBar(
                 _RECORDED.get(span.name, span.name if span.name in _WORDS else "rest"),

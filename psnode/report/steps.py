@@ -53,7 +53,7 @@ class Steps:
         return float(sum(np.sum(self.known(name)) for name in names))
 
     def totals(self, axis: str) -> Float64s:
-        """Return, for each step, its position on `axis`: its number, or the seconds or bytes of the whole job up to its end."""
+        """Return each step's position on `axis`: its number, or the seconds or bytes of the whole job up to its end."""
         if axis == "steps":
             return self.number
         names = ("seconds.step",) if axis == "seconds" else ("uplink_bytes", "downlink_bytes")
@@ -138,7 +138,7 @@ def _flat(record: Mapping[str, Any]) -> Iterable[tuple[str, float]]:
 
 
 def finite(value: object) -> float | None:
-    """Return `value` as a float if it is a finite number, else None, since a file may contain anything."""
+    """Return `value` as a float if it is a finite number, otherwise None. A file may contain anything."""
     if type(value) not in (int, float):
         return None
     try:

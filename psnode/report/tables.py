@@ -35,7 +35,7 @@ def overview(caption: str, variants: Sequence[Variant]) -> Element:
 
 
 def _aside(told: str | None) -> Element | str | None:
-    """Return a mean, with its standard error in smaller type."""
+    """Return a mean with its standard error, which is in smaller type."""
     if told is None or "±" not in told:
         return told
     mean, _, error = told.partition("±")

@@ -61,7 +61,7 @@ class Variant:
 
 
 def variants(runs: Sequence[Run], *, each: bool = False) -> list[Variant]:
-    """Return the variants of `runs`, in the order of their first runs. With `each`, every run is a variant of its own."""
+    """Return the variants of `runs`, in the order of their first runs. If `each` is True, every run is a variant."""
     alike: dict[str, list[Run]] = {}
     for number, run in enumerate(runs):
         alike.setdefault(str(number) if each else _key(run), []).append(run)

@@ -14,7 +14,7 @@ def passed_task(task: Task) -> str:
 
 
 def make_task(config: Config) -> Task:
-    """Return the task that the configuration names: the user's, or the built-in image classification.
+    """Return the task that the configuration names: the user's task, or the built-in image classification.
 
     Raises ConfigurationError if the task cannot be loaded, for example because a program passed it to psnode.run.
     """

@@ -92,7 +92,7 @@ def give_own_memory(model: torch.nn.Module) -> None:
 
 
 def fit(model: torch.nn.Module, values: Mapping[str, torch.Tensor]) -> None:
-    """Give the buffers of `model` the shapes of `values`, so that `values` can be copied; a model may resize its buffers.
+    """Give the buffers of `model`, which a model may resize, the shapes of `values`, so that `values` can be copied to them.
 
     Buffers of norms keep their shapes, which the layers determine.
     """
@@ -109,8 +109,8 @@ def load(model: torch.nn.Module, values: Mapping[str, torch.Tensor], *, strict: 
 
 
 def not_sized_yet(model: torch.nn.Module) -> set[str]:
-    """Return the names of the buffers in the state dict that are empty, or whose size depends on data in torch's quantisation
-    observers."""
+    """Return the names of buffers in the state dict that are empty, or that belong to torch's quantisation observers and have a
+    size that depends on the data."""
     empty = {name for name, value in tensor_names.buffers(model, aliases=True) if not value.numel()}
     return persistent_buffers(model) & (empty | observed(model).keys())
 

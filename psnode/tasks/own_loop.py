@@ -42,7 +42,7 @@ class OwnLoop(Task):
         self._rate, self._optimizer, self._examples, self._steps = rate, optimizer, examples, steps
 
     def of(self, model: torch.nn.Module, groups: ParameterGroups) -> OwnLoop:
-        """Return this task for another model and its parameter groups, without data, for a master in its worker's process."""
+        """Return this task for another model and its parameter groups, without data: for a master in the process of a worker."""
         return OwnLoop(
             model, None, self._constraint, groups, self._rate, self._optimizer, examples=self._examples, steps=self._steps
         )

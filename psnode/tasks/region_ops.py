@@ -17,8 +17,8 @@ _ROI_ALIGN = (
 
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
-    """Return the indices of the boxes that non-maximum suppression keeps: of overlapping boxes, only the one with the highest
-    score.
+    """Return the indices of the boxes that non-maximum suppression keeps. Of overlapping boxes, it keeps only the box with the
+    highest score.
 
     boxes: (N, 4), corners x1, y1, x2, y2; scores: (N,). Boxes count as overlapping if their intersection is more than
     `iou_threshold` times their union. The indices are int64, by descending score; of equal scores, the first counts as higher.

@@ -30,9 +30,9 @@ class _Memory:
 
 
 def memory_of(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
-    """Return the bytes of a contiguous tensor on the host as an array that shares its memory, invalid once the tensor is resized.
+    """Return the bytes of a contiguous tensor on the host as an array that shares its memory.
 
-    Raises ValueError for any other tensor.
+    The array is invalid after the tensor has been resized. Raises ValueError for any other tensor.
     """
     if not tensor.is_contiguous() or tensor.device.type != "cpu":
         raise ValueError("only contiguous tensors on the host have their bytes in order in memory")

@@ -1,8 +1,8 @@
 """Names of tensors, without the parts that wrappers add: torch.compile inserts `_orig_mod`, DistributedDataParallel `module`.
 
 psnode calls every tensor by its name in the model without compiled parts. Plans, messages and files of a run use only these
-names, so a run can continue with a model that has been compiled, or is no longer compiled. If the names of two tensors differ
-only in `_orig_mod`, all tensors of the model keep their names.
+names, so a run can continue with a model that has been compiled since, or is no longer compiled. If the names of two tensors
+differ only in `_orig_mod`, all tensors of the model keep their names.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def work(
     hello: bytes,
     torch_lock: AbstractContextManager[Any],
 ) -> int:
-    """Take part in a job as a worker or a server and return the exit code 0. The master's exit code tells how the job ended.
+    """Take part in a job as a worker or a server and return the exit code 0. The master's exit code states how the job ended.
 
     Only the deadlines and `debug` of `config` are used; the other settings come from the master. An error on this rank is
     reported to the master, which may continue with the other workers. Raises TransportError if the master is gone.

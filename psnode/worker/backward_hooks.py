@@ -43,7 +43,7 @@ class GroupHooks:
         self._missing: list[int] = []
         self._armed = False
         self._uncollected: set[str] = set()
-        self.stand_ins: Mapping[str, torch.Tensor] = {}  # by name: replaces the gradient of a parameter after collection
+        self.stand_ins: Mapping[str, torch.Tensor] = {}  # by name: replacements of parameters' gradients after collection
         self._replaced: dict[str, torch.Tensor] = {}
         self._handles = [_on_accumulated(parameters[name], self._hook(name)) for name in self._members]
 

@@ -95,7 +95,7 @@ class CheckpointParts:
                 return
         except OSError as error:
             # If the directory is gone, the checkpoint was given up or removed; only the master knows which.
-            # If rewind() fails, the part cannot be sent instead, since some residuals have changed meanwhile.
+            # If rewind() fails, the part cannot be sent instead, since some residuals have changed.
             if isinstance(error, FileNotFoundError) or not snapshot.rewind():
                 self._send(step, {**buffers, **staging.tell(error)}, Flag.WRITTEN)
                 return

@@ -33,7 +33,7 @@ _DROPOUT = 2  # separates the seed of torch's generator from other seeds
 class Outcome:
     """The outcome of a worker's passes.
 
-    `loss`: the mean over the passes, None if the loop reports no loss. `samples`: the number of examples. `metrics`: sums over
+    `loss`: the mean over the passes, or None if the loop reports no loss. `samples`: the number of examples. `metrics`: sums over
     the examples. `seconds`: the duration of the passes.
     """
 
@@ -46,7 +46,7 @@ class Outcome:
 def seed_torch(seed: int, rank: int, step: int, device: torch.device) -> None:
     """Seed torch's generators for one step of one worker, so that checkpoints need no generator state for dropout."""
     words = np.random.SeedSequence((seed, _DROPOUT, rank, step)).generate_state(1, np.uint64)
-    torch.default_generator.manual_seed(int(words[0]))  # torch.manual_seed seeds all devices: 100 times slower
+    torch.default_generator.manual_seed(int(words[0]))  # torch.manual_seed seeds all devices, which is 100 times slower
     if device.type == "cuda":
         torch.cuda.default_generators[device.index].manual_seed(int(words[0]))  # seed only the generator of this device
 
@@ -189,7 +189,7 @@ class Computation:
         return whole(self._task.size(batch))
 
     def _names(self) -> Iterator[Mapping[str, Any]]:
-        """Yield the task's attributes, and the variables of the module that defines the task."""
+        """Yield the attributes of the task, and the variables of the module that defines the task."""
         yield vars(self._task)
         yield vars(sys.modules[type(self._task).__module__])
 

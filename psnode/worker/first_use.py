@@ -55,7 +55,7 @@ class Arriving(Protocol):
 
 
 class FirstUse:
-    """A context manager inside which every use of a weight waits for that weight to arrive.
+    """A context manager inside which every use of a weight waits until the weight has arrived.
 
     One thread enters and exits; modules may run in other threads. `weights`: the flat float32 vector of which the trainable
     parameters of `model` are views. Once all weights have arrived, no weight may become missing before the exit.

@@ -85,7 +85,7 @@ class WorkerContext:
     parameter_groups: tuple[ParameterGroup, ...] = ()
 
     def next_start(self) -> Start:
-        """Wait for the next PLAN message and return it, and answer PROBE frames. Later frames carry its job digest."""
+        """Wait for the next PLAN message, answer PROBE frames, and return the message. Later frames carry its job digest."""
         while (frame := self.link.expect(Kind.PLAN, self.patience, Kind.PROBE, Kind.PING)).kind is not Kind.PLAN:
             if frame.kind is Kind.PROBE:
                 answer(self.link, frame)
@@ -115,7 +115,7 @@ class WorkerContext:
         self, start: Start, coding: Coding, routes: Sequence[Route], weights: torch.Tensor, tracer: Tracer,
         withdrawn: Callable[[int], None] = lambda rank: None,
     ) -> ShardServer | None:  # fmt: skip
-        """Return the server of the groups of which this rank is a root; None if there are none. `withdrawn`: see ShardServer."""
+        """Return the server of the groups of which this rank is a root, or None without groups. `withdrawn`: see ShardServer."""
         if not ShardServer.serves(routes, self.link.rank):
             return None
         return ShardServer(
@@ -276,7 +276,7 @@ def agree(link: FrameChannel, patience: float, make_task: MakeTask, torch_lock: 
         model = task.model()
         statistics = model_tensors.check(model, task.statistics(model))
         shares = shares_of(config.topology, layout.workers)
-        updates = shares.server if link.rank in layout.serving else shares.worker  # 0: no weights are updated here
+        updates = shares.server if link.rank in layout.serving else shares.worker  # 0 if this rank updates no weights
         parameter_groups = groups_of(task.parameter_groups(model), model, config) if updates else ()
         model.to(device)
         place, workers = layout.place(link.rank), layout.workers

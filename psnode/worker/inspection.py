@@ -179,7 +179,7 @@ class _Passes:
         )
 
     def _unmoved_by_leaving(self, names: Sequence[str]) -> bool:
-        """Return True if the loss stays finite with NaN in the old memory of the parameters `names`."""
+        """Return True if the loss stays finite when the old memory of the parameters `names` contains NaN."""
         vector = self._vector()
         with self._moved(vector, names):
             return math.isfinite(self._loss(None))

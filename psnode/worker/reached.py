@@ -1,4 +1,4 @@
-"""Detection of parameters that a loss depends on but no optimizer trains, such as those of a criterion outside the model."""
+"""Detection of parameters that a loss depends on but no optimizer trains, for example those of a criterion outside the model."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Reach:
 
 
 def parameters_of(losses: Sequence[torch.Tensor]) -> Iterator[nn.Parameter]:
-    """Yield each parameter that gets a gradient in a backward pass from `losses` once. Other leaf tensors are left out."""
+    """Yield, without repetition, the parameters that get a gradient in a backward pass from `losses`. Omit other leaf tensors."""
     nodes = [torch.autograd.graph.get_gradient_edge(loss).node for loss in losses if loss.requires_grad]
     seen = set(nodes)
     while nodes:
@@ -58,7 +58,7 @@ def parameters_of(losses: Sequence[torch.Tensor]) -> Iterator[nn.Parameter]:
 
 
 def name_of(parameter: nn.Parameter, places: Iterable[Mapping[str, Any]]) -> str:
-    """Return the name of `parameter` in one of `places` (variables or attributes), modules and containers included, or ""."""
+    """Return the name of `parameter` in `places` (variables or attributes, modules and containers included); "" if unknown."""
     for place in places:
         for name, value in list(place.items()):
             if not name.startswith("__") and (found := _inside(name, value, parameter, depth=2)):

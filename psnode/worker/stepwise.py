@@ -48,7 +48,7 @@ class StepwiseWorker:
         self._steps = worker.run(leaves=False)
         self._left = False
         self._pending = False  # True if a batch was handed out and `step` has not been called since
-        self._outcomes: list[Outcome] = []  # of this step's batches so far
+        self._outcomes: list[Outcome] = []  # outcomes of this step's batches so far
         self._passes: Passes | None = None
         self._go_on(next(self._steps, None))
         self._holds = holds
@@ -97,7 +97,7 @@ class StepwiseWorker:
 
     @property
     def over(self) -> bool:
-        """True if no more batches come. The master waits until this worker leaves."""
+        """True if no more batches come. The master still waits until this worker leaves."""
         return self._passes is None
 
     def draw(self) -> Batch | None:
@@ -184,7 +184,7 @@ class StepwiseWorker:
     def evaluated(self, loss: Any, metrics: Mapping[str, Any], examples: int, seconds: float) -> bool:
         """Report an evaluation of the present weights. Returns True if no earlier evaluation of the run is better.
 
-        Raises ConfigurationError within a step, after the end of the run, and for figures that are invalid.
+        Raises ConfigurationError within a step, after the end of the run, and for invalid figures.
         """
         if self._left:
             raise ConfigurationError("s.evaluated() after the end of the run: call it inside the loop, after s.step()")

@@ -97,7 +97,7 @@ class Worker:
         self._compute(self.steps())
 
     def _compute(self, steps: Steps) -> None:
-        """Run the passes that `steps` yields, and send it their outcomes."""
+        """Run the passes that `steps` yields, and send their outcomes to `steps`."""
         passes = next(steps, None)
         while passes is not None:
             hooks = self.hooks if passes.sends else None
@@ -214,7 +214,7 @@ class Worker:
         return True
 
     def _is_dealt(self) -> bool:
-        """Return True if a new share of the examples has come and is not in use yet."""
+        """Return True if a new share of the examples has come but is not yet in use."""
         return self.receiver.deal is not None
 
     @property

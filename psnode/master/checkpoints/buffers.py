@@ -87,8 +87,8 @@ def combined(states: Mapping[int, Tensors], rules: Mapping[str, str]) -> tuple[T
 def unknown_buffer(buffers: Tensors, model: torch.nn.Module) -> str | None:
     """Return a text about the first of a worker's `buffers` that does not fit `model`, or None.
 
-    A buffer fits if the model has one of its name and dtype, and also of its shape if it is a statistic of a norm. Other buffers
-    may have any shape, since models may size them by their data.
+    A buffer fits if the model has a buffer of the same name and dtype. The statistics of norms must also have the same shape.
+    Other buffers may have any shape, since models may size them by their data.
     """
     own, fixed = tensor_names.state(model), model_tensors.norm_statistics(model)
     known = {f"{_PREFIX}{name}": (own[name].dtype, own[name].shape) for name in model_tensors.persistent_buffers(model)}

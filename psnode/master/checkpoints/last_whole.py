@@ -38,7 +38,7 @@ class LastWhole:
             self._draft = self._make(self._memory)
 
     def protect(self, group: int) -> None:
-        """Copy the values of `group`, which is about to change. Called in lanes."""
+        """Copy the values of `group`, which is about to change. Lanes call this method."""
         self._changed = True
         if (draft := self._draft) is not None:
             draft.snapshot.protect(group)

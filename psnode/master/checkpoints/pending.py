@@ -45,7 +45,7 @@ class BegunCheckpoint:
     facts: Mapping[str, object]
     states: dict[int, Tensors] = field(default_factory=dict)
     sealed: bool = False
-    preferred: bool = True  # True if `latest` is to name the checkpoint, unless it is unsound
+    preferred: bool = True  # True if `latest` shall name the checkpoint, unless it is unsound
 
 
 class PendingCheckpoints:
@@ -133,7 +133,7 @@ class PendingCheckpoints:
 
     @property
     def statistics(self) -> bytes:
-        """The combined buffers of the workers, as last known, in the format of a worker's part; empty if there are none."""
+        """The last known combined buffers of the workers, in the format of a worker's part; empty if there are no buffers."""
         return self._buffers.part
 
     def begin(self, version: int, ranks: Iterable[int], until: float, facts: Mapping[str, object] | None = None) -> bool:
@@ -339,7 +339,7 @@ class PendingCheckpoints:
         return pending
 
     def _protect(self, group: int) -> None:
-        """Copy the values of `group`, which is about to change, for the checkpoints being written. Called in lanes."""
+        """Copy the values of `group`, which is about to change, for the checkpoints being written. Lanes call this method."""
         for snapshot in self._snapshots:
             snapshot.protect(group)
         self.last_whole.protect(group)

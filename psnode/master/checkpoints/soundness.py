@@ -31,7 +31,7 @@ class Soundness:
         self._first = -math.inf
         # by version in ascending order, and by rank: the rank's first loss on this version or a later version
         self._awaited: dict[int, dict[int, float | None]] = {}
-        self.doubt = ""  # the evidence of the newest step's loss against the weights
+        self.doubt = ""  # the evidence against the weights from the newest step's loss
         for loss in losses:
             self.take(0, loss)
 
@@ -86,15 +86,18 @@ class Verdicts:
 
     def __init__(self, run: RunDirectory, thread: CheckpointThread, events: Events, workers: int) -> None:
         self._run, self._thread, self._events, self._workers = run, thread, events, workers
-        self._wrecked = set[int]()  # versions with values that are not finite: no loss makes them sound
+        self._wrecked = set[int]()  # versions with values that are not finite, which no loss can make sound
         self._told = set[int]()
 
     def condemn(self, version: int) -> None:
-        """Note that the checkpoint of `version` holds values that are not finite. Called in the checkpoint thread."""
+        """Note that the checkpoint of `version` holds values that are not finite. The checkpoint thread calls this."""
         self._wrecked.add(version)
 
     def judge(self, version: int, reason: str) -> None:
-        """Write the verdict on `version`, whose checkpoint is published or will be: unsound for `reason`, or sound if empty."""
+        """Write the verdict on `version`: unsound for `reason`, or sound if `reason` is empty.
+
+        The checkpoint of `version` is already published or will be published.
+        """
 
         def then(judged: str | None, error: Exception | None) -> None:
             if error is not None:

@@ -31,7 +31,7 @@ _FLAG = "--checkpoint-residuals"
 
 
 def tell_of_the_start(events: Events, run: RunDirectory, workers: range) -> None:
-    """Tell the user of an unexpected learning rate, and of state that a resumed run does not continue."""
+    """Inform the user about an unexpected learning rate, and about state that a resumed run does not continue."""
     for note in run.notes:
         events.tell("learning rate", 0, reason=note)
     found = run.resume_point.checkpoint

@@ -43,7 +43,7 @@ def gather_ready(
 ) -> dict[int, Ready]:
     """Send the configuration to `workers`, run `meanwhile`, and return the READY message of every worker.
 
-    A worker sends READY when it has built its model and data. `patience`: the longest wait for all of them, in seconds.
+    A worker sends READY when it has built its model and data. `patience`: the longest wait for all workers, in seconds.
     `threads`: by rank, the number of threads if it differs from the configuration. Raises ConfigurationError if the workers
     disagree on the model or the number of examples, StoppedError if a rank was asked to stop, and DeadlineExceededError.
     """

@@ -41,7 +41,7 @@ _LONG = 3.0  # seconds after which no further round begins
 class TrialRun:
     """The master's side of trial steps with `plan`.
 
-    Every worker starts from the weights it already holds; each round waits for the gradients of all workers.
+    Every worker starts from the weights that it already holds. Each round waits for the gradients of all workers.
 
     `ready`: the READY message of every worker. Forward and backward passes overlap with transfers as in the run itself.
     """

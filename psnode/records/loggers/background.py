@@ -31,7 +31,7 @@ class Background:
         self._thread.start()
 
     def put(self, call: Callable[[Logger], None]) -> None:
-        """Queue `call`; the thread passes the logger to it once all earlier calls are done."""
+        """Queue `call`. The thread calls it with the logger after all earlier calls are done."""
         if self._failed:
             return
         try:
@@ -42,7 +42,7 @@ class Background:
             self._dropped += 1
 
     def close(self, end: float) -> None:
-        """Wait until all queued calls are done, at most until time `end` on the clock of time.monotonic."""
+        """Wait until all queued calls are done, but not longer than until time `end` on the clock of time.monotonic."""
         try:
             self._calls.put(None, timeout=max(0.0, end - time.monotonic()))
         except queue.Full:

@@ -1,4 +1,4 @@
-"""The interface of loggers, through which programs that display runs receive them."""
+"""The interface of loggers, through which display programs receive the records of runs."""
 
 from __future__ import annotations
 

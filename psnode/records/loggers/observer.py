@@ -40,7 +40,7 @@ _OWN = {  # package of the logger -> module and class in psnode.records.loggers
 
 
 def chosen(config: Config) -> dict[str, Callable[[], Logger]]:
-    """Return functions that create the loggers that `config` selects, by name. A file that --log-to names is executed.
+    """Return functions that create the selected loggers of `config`, by name. A file that --log-to names is executed.
 
     Raises ConfigurationError for an unknown name or a missing package.
     """

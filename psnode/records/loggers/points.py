@@ -9,7 +9,7 @@ from psnode.records.metrics import StepRecord
 
 
 def points(record: StepRecord) -> Iterator[tuple[str, float]]:
-    """Yield the figures of a record that loggers receive, by tag; figures that are None are left out.
+    """Yield tag and value of each figure that loggers receive from a record. Figures that are None are left out.
 
     Tags begin with `train/` for figures of training, `comm/` for figures of communication, and `time/` for times in seconds.
     """

@@ -15,8 +15,8 @@ class WandB:
     """A run of Weights & Biases with the id of psnode's run. It is continued when psnode's run is resumed.
 
     Two processes cannot write to the same run of Weights & Biases. Evaluations are therefore a separate run, ID-evaluate, and
-    both runs are in the group ID. Steps repeated after a resume appear twice, since `step` is an ordinary column, which serves
-    as the axis of all others.
+    both runs are in the group ID. Steps repeated after a resume appear twice, since `step` is an ordinary column, and the
+    other columns are drawn over it.
     """
 
     def begin(self, run: LoggedRun) -> None:

@@ -45,7 +45,7 @@ class _Piece:
 class Snapshot:
     """The present values of `tensors`, which are contiguous and on the host.
 
-    `parts[i]` lists the tensors whose memory changes together after the call `protect(i)`. Memory outside all parts must not
+    `parts[i]` lists the tensors whose memory may change together after the call `protect(i)`. Memory outside all parts must not
     change. Only one thread reads, and it reads each tensor from its beginning to its end. Any thread may call `protect`.
     """
 

@@ -21,7 +21,7 @@ class Allocation(NamedTuple):
 
 
 class SnapshotMemory:
-    """Memory for the copies of a rank's snapshots, at most `limit` bytes at a time; 0: a quarter of the memory free at `begin`.
+    """Memory for the copies of a rank's snapshots, at most `limit` bytes; 0 means a quarter of the memory free at `begin`.
 
     A system needs more time to clear new pages than to copy data. Therefore the pages of earlier snapshots are reused, unless the
     system has reclaimed them. `begin`, `take`, `give_back` and `rest` must be called while holding `changed`.

@@ -43,7 +43,7 @@ def resolve(name: str) -> str:
 
 
 def describe(name: str, data_dir: str | Path | None = None, options: Mapping[str, str] | None = None) -> Description:
-    """Return the image shape and the number of classes without reading examples; only imagefolder reads from the disk."""
+    """Return the image shape and the number of classes without reading examples. Only imagefolder reads from the disk."""
     module, request = _ask(name, data_dir, options)
     description: Description = module.describe(request)
     return description

@@ -115,7 +115,7 @@ class Examples:
 
 
 class Whole:
-    """psnode's Data, whose whole batches are made by other processes."""
+    """psnode's Data with batches that other processes make."""
 
     def __init__(self, data: Data, making: Making) -> None:
         self._data, self._making = data, making
@@ -202,7 +202,7 @@ class _Here:
 
 
 def batch_of(data: Data, wanted: MicroBatchRequest) -> Batch:
-    """Return a whole batch of psnode's Data."""
+    """Return a batch that psnode's Data makes."""
     return data.batch(*wanted)
 
 

@@ -38,8 +38,8 @@ class Files:
     """The images of a listing, resized to `image_shape`; implements ImageData.
 
     `keep` is the fraction of the shorter side that is kept when an image is cut around its centre. `augment` (none, shift, area)
-    applies to batches drawn with an rng. If all images fit in `cache` bytes, each is decoded only once, except with augmentation
-    by area.
+    applies to batches drawn with an rng. If all images fit in `cache` bytes and are not augmented by area, each is decoded only
+    once.
     """
 
     def __init__(
@@ -55,8 +55,10 @@ class Files:
         return len(self._paths)
 
     def batch(self, indices: npt.NDArray[np.int64], rng: np.random.Generator | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return images float32 (B, 3, H, W) and labels int64 (B,). Raises ConfigurationError that names a file that is no
-        image."""
+        """Return images float32 (B, 3, H, W) and labels int64 (B,).
+
+        If a file is not an image, this raises a ConfigurationError that names the file.
+        """
         import torch
 
         if self._augment == "area" and rng is not None:

@@ -106,7 +106,7 @@ def _images(folder: Path) -> list[str]:
 
 
 def _list(request: Request, root: Path, classes: tuple[str, ...]) -> Listing:
-    """Return all image files of a part, class by class. `classes`: those of the training part."""
+    """Return all image files of a part, class by class. `classes`: the classes of the training part."""
     if strange := sorted(set(_classes(request, root)) - set(classes)):
         raise request.missing(f"{root} has a class {strange[0]!r} that train lacks", _REMEDY)
     files = [_images(root / name) for name in classes]

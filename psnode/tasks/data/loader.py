@@ -21,7 +21,7 @@ class Drawn(NamedTuple):
     """The indices of a batch's examples, and the seed of its random numbers."""
 
     indices: list[int]
-    seed: int | None  # None: without seeding
+    seed: int | None  # if None, no generator is seeded
 
 
 class _Seeded(torch.utils.data.Dataset[Any]):

@@ -23,7 +23,7 @@ _DEEP = "convert it to 8 or 16 bits per channel"
 
 
 def require_readable(image: Image.Image, path: str) -> None:
-    """Raise ConfigurationError that names `path` if an image has values without a definite colour. It need not be decoded."""
+    """Raise ConfigurationError that names `path` if an image has values without a definite colour. It works without decoding."""
     if image.mode == "F":
         raise ConfigurationError(f"{path} holds floating-point pixels, and no file records which value is white: {_DEEP}")
     if image.mode == "I" and image.format not in ("PNG", "PPM", None):

@@ -55,7 +55,7 @@ def context() -> Any:
 
 
 class _Code(NamedTuple):
-    """The file of a task. Unpickling it imports that file, on which objects unpickled afterwards may depend."""
+    """The file of a task. Unpickling it imports the file, since objects unpickled afterwards may depend on the file."""
 
     file: str
 
@@ -154,9 +154,10 @@ class Begin:
 
 
 def _end_with_parent() -> None:
-    """Wait until the process that uses the batches ends, remove its folder of sockets, which remains if it is killed, and exit.
+    """Wait until the process that uses the batches ends, remove its folder of sockets, and exit.
 
-    torch watches only the process that forked this process. That is the server of processes, not the user of the batches.
+    The folder remains if that process is killed. torch watches only the process that forked this process. This is the server of
+    processes and not the process that uses the batches.
     """
     parent = multiprocessing.parent_process()
     if parent is not None:

@@ -2,7 +2,7 @@
 
 Every epoch permutes the examples anew. With P workers and batches of B, micro-batch m of the epoch takes the m-th run of P*B
 entries of the permutation, of which worker r in 0..P-1 takes the r-th B entries: perm[(mP+r)B : (mP+r+1)B]. A step takes k
-consecutive micro-batches (gradient accumulation). Examples left over that do not fill a whole step are not used in that epoch.
+consecutive micro-batches (gradient accumulation). Remaining examples that do not fill a whole step are not used in the epoch.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Sampler:
         return epoch * self.steps_per_epoch + here - self.sample_offset
 
     def locate(self, step: int) -> tuple[int, int]:
-        """Return the epoch and the step within the epoch, both from 0, of `step`, which counts from 1 over all epochs."""
+        """Return the epoch of `step` and the step within the epoch, both from 0. `step` counts from 1 over all epochs."""
         return divmod(step - 1 + self.sample_offset, self.steps_per_epoch)
 
     def indices(self, step: int) -> list[Indices]:
