@@ -82,7 +82,7 @@ def _write(formatter: click.HelpFormatter, title: str, rows: list[tuple[str, str
 @click.option(
     "--version", is_flag=True, expose_value=False, is_eager=True,
     callback=lambda context, option, asked: _version(context, asked),
-    help="Show the version, and a digest of the source that tells one commit from another, and exit.",
+    help="Show the version, and a digest of the source, which differs between commits, and exit.",
 )  # fmt: skip
 def app() -> None:
     """The group of all commands."""
@@ -160,7 +160,7 @@ app.add_command(
     help="Number of workers; the master, and the spares and servers that train asks for, are added.",
 )
 @click.option(
-    "--hostfile", type=click.Path(path_type=Path), help="File of hosts, one per line, the master's first; NAME slots=N."
+    "--hostfile", type=click.Path(path_type=Path), help="File with one host per line, NAME slots=N, the master's host first."
 )
 @click.option("--mpirun-arg", "mpirun_args", multiple=True, metavar="ARG", help="Argument passed to mpirun; repeatable.")
 @click.option(

@@ -111,7 +111,7 @@ class Finding:
 @click.option(
     "--topology",
     metavar="NAME",
-    help="That of the job; if workers send to each other, also check the links between all hosts.",
+    help="Topology of the job; if workers send to each other in it, also check the links between all hosts.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def doctor(data_dir: Path | None, hosts: Path | None, deadline: float, topology: str | None, as_json: bool) -> int:

@@ -45,7 +45,7 @@ _RATES = ("100mbit", "1gbit", "10gbit")
     "--round-trip", type=FiniteRange(0), default=0.2, show_default=True, metavar="MS", help="Round trip of a message in ms."
 )
 @click.option(
-    "--burst", type=FiniteRange(0), default=0.0, metavar="KB", help="Kilobytes that a link carries at once after a pause."
+    "--burst", type=FiniteRange(0), default=0.0, metavar="KB", help="Kilobytes that a link carries without delay after a pause."
 )
 @click.option("--cores", type=click.IntRange(1), help="Cores of every host.  [default: those of this host]")
 @click.option(
@@ -63,9 +63,9 @@ _RATES = ("100mbit", "1gbit", "10gbit")
 @click.option("--profile", type=click.Path(path_type=Path), metavar="FILE", help="Measure nothing; read a saved profile.")
 @click.option(
     "--from", "run", type=click.Path(path_type=Path), metavar="RUN",
-    help="Directory of a finished run: show its figures beside the predicted ones, and predict from them.",
+    help="Directory of a finished run: show its figures next to the predicted figures, and predict from them.",
 )  # fmt: skip
-@click.option("--save-profile", type=click.Path(path_type=Path), metavar="FILE", help="Save what was measured for --profile.")
+@click.option("--save-profile", type=click.Path(path_type=Path), metavar="FILE", help="Save the measurements for --profile.")
 @click.option(
     "--save-plan", type=click.Path(path_type=Path), metavar="FILE",
     help="Save the best scheme's plan and prediction for train --plan; with one --rate.",

@@ -59,7 +59,7 @@ def runs(places: tuple[Path, ...], sort: str, reverse: bool, as_json: bool) -> i
 @click.command(short_help="Write a page about runs.")
 @click.argument("places", nargs=-1, required=True, type=_PATH, metavar="RUN...")
 @click.option("-o", "--output", type=_PATH, default=Path("report.html"), show_default=True, metavar="FILE", help="The page.")
-@click.option("--each", is_flag=True, help="Draw a line for each run, also for runs that differ by their seeds alone.")
+@click.option("--each", is_flag=True, help="Draw a line for each run, even for runs that differ only in their seeds.")
 @debuggable
 def report(places: tuple[Path, ...], output: Path, each: bool) -> int:
     """Write one HTML file about runs, or about all runs in directories. The page needs no network.

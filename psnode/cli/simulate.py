@@ -51,12 +51,10 @@ def _with_rules(command: Callable[..., int]) -> Callable[..., int]:
 )  # fmt: skip
 @click.option(
     "--pass-times", type=click.Path(path_type=Path), metavar="FILE",
-    help="Durations in any unit, one per line, in whose proportions passes last, in place of --jitter.",
+    help="File of durations in any unit, one per line; the durations of passes get their proportions, instead of --jitter.",
 )  # fmt: skip
 @click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Seed of the durations.")
-@click.option(
-    "--stop", "stops", multiple=True, metavar="RANK@SECONDS:DURATION", help="A worker stands still for a time; repeatable."
-)
+@click.option("--stop", "stops", multiple=True, metavar="RANK@SECONDS:DURATION", help="A worker stops for a time; repeatable.")
 @click.option("--kill", "kills", multiple=True, metavar="RANK@SECONDS", help="A worker dies; repeatable.")
 @click.option(
     "--detection", type=FiniteRange(0), default=0.1, show_default=True, help="Seconds until the master learns of a death."

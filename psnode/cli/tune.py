@@ -30,7 +30,7 @@ _LOWER = ("loss", "train_loss")  # metrics that are better when lower
 )  # fmt: skip
 @click.option("--steps", type=click.IntRange(1), required=True, help="Steps of a trial that runs to the end.")
 @click.option(
-    "--halving", type=click.IntRange(2), metavar="N", help="Compare trials early; each time the best one in N continues."
+    "--halving", type=click.IntRange(2), metavar="N", help="Compare trials early; each time the best N-th part of them continues."
 )
 @click.option(
     "--trials", type=click.IntRange(1), default=20, show_default=True, help="Number of trials drawn if a value is a range."
@@ -45,7 +45,7 @@ _LOWER = ("loss", "train_loss")  # metrics that are better when lower
 @click.option(
     "--seeds", type=click.IntRange(1), default=1, show_default=True, help="Seeds of each trial; the mean of their results counts."
 )
-@click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Seed of the draw.")
+@click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Seed for drawing the trials.")
 @click.option(
     "--output", type=click.Path(path_type=Path), default=Path("runs/tune"), show_default=True, help="Directory for the runs."
 )
