@@ -1,4 +1,4 @@
-"""The commands of `psnode bench`, one for every part of psnode that can be measured. Each imports its modules when called."""
+"""The commands of `psnode bench`, one for every part of psnode that can be measured. Modules are imported when used."""
 
 from __future__ import annotations
 
@@ -78,10 +78,10 @@ def bench_transport(**options: Any) -> int:
 )  # fmt: skip
 @debuggable
 def bench_convergence(**options: Any) -> int:
-    """Train one model with several schemes for the same number of steps and evaluate the results.
+    """Train one model with several schemes for the same number of steps, and evaluate the results.
 
-    The same command, given again, reads the runs that are done and trains the others. The files have means and standard errors
-    over the seeds.
+    If the same command is given again, it reads the finished runs and trains only the missing ones. The written files contain
+    means and standard errors over the seeds.
     """
     from psnode.bench.convergence.equal_steps import main as measure
 
@@ -139,7 +139,7 @@ def bench_convergence(**options: Any) -> int:
 def bench_peers(schemes: tuple[str, ...], ddp: tuple[str, ...], **options: Any) -> int:
     """Compare psnode's schemes with PyTorch DDP over gloo on emulated hosts: step time, bytes on the wire, accuracy.
 
-    Needs root, ip and tc (iproute2), by which the hosts are emulated.
+    Needs root rights, and the programs ip and tc (iproute2), with which the hosts are emulated.
     """
     from psnode.bench.contest import comparison
 

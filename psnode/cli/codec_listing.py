@@ -29,8 +29,8 @@ _MATRIX = (1024, 1024)
 def everything() -> dict[str, Any]:
     """Return the lists `codecs` and `schemes`, in types that JSON has.
 
-    `max_bits` of a codec is its maximum number of bits per coordinate of a 1024 x 1024 matrix, header included. `rows` is True if
-    it has a formula with its default parameters.
+    `max_bits` of a codec is its maximum number of bits per coordinate for a 1024 x 1024 matrix, header included. `rows` is True
+    if the codec has a formula with its default parameters.
     """
     return {
         "codecs": [_describe(get_codec(name)) for name in available()],
@@ -68,7 +68,7 @@ def show() -> None:
 def explain(name: str) -> None:
     """Print everything about the codec, feedback rule or scheme called `name`. A codec may also be FILE:NAME, which is executed.
 
-    A FILE alone is executed too, and its codecs are listed. Raises ConfigurationError for an unknown name.
+    A FILE without a NAME is executed too, and its codecs are listed. Raises ConfigurationError for an unknown name.
     """
     if name.endswith(".py"):
         _list_file(name)
@@ -179,7 +179,7 @@ def _explain_scheme(scheme: Scheme) -> None:
 def _short(summary: str) -> str:
     """Return the part of a codec's summary that states its use.
 
-    This is the first line of its module's docstring without the codec's name, up to the first full stop.
+    The summary is the first line of the docstring of the codec's module, without the codec's name, up to the first full stop.
     """
     return (summary.partition(": ")[2] or summary).partition(". ")[0].rstrip(".")
 

@@ -21,7 +21,8 @@ from click.shell_completion import BashComplete, CompletionItem, add_completion_
 
 from psnode.config.declaration import Complete
 
-# Unlike Click's script, this passes the whole line, since bash splits words at : and =, and adds no space after a partial value.
+# Unlike Click's script, this one passes the whole line, since bash splits words at : and =. It adds no space after a partial
+# value.
 _BASH = """\
 %(complete_func)s() {
     local IFS=$'\\n' response completion type value
@@ -70,7 +71,7 @@ def _listed(names: Callable[[], Iterable[str]]) -> Complete:
 def _spelled(names: Callable[[], Iterable[str]], codec_of: Callable[[str], str]) -> Complete:
     """Return the completion of the spec of a codec.
 
-    `names` lists the possible beginnings; `codec_of` returns the codec's spec for a beginning.
+    `names` returns the names with which the value may begin. `codec_of` returns the codec's spec for such a name.
     """
 
     def complete(context: click.Context, parameter: click.Parameter, text: str) -> list[CompletionItem]:
@@ -93,7 +94,7 @@ def _beginning(text: str, before: str, names: Iterable[str]) -> list[CompletionI
 def _settings(spec: str, typed: str, before: str) -> list[CompletionItem]:
     """Return completions for parameters of the first codec of `spec`, or for the value of the parameter being typed.
 
-    `typed`: the parameters so far. `before`: the text before them.
+    `typed`: the parameters that have been typed so far. `before`: the text before these parameters.
     """
     from psnode.codecs import table
 

@@ -1,4 +1,4 @@
-"""The option --debug, which shows the traceback of an error that psnode raises itself and otherwise reports in one line."""
+"""The option --debug, which shows the traceback of psnode's own errors. Without the option they are reported in one line."""
 
 from __future__ import annotations
 

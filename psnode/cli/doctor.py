@@ -84,7 +84,7 @@ _LARGER = f"docker run --shm-size 1g (docs/containers.md), or mount -o remount,s
 class Finding:
     """A line of the report.
 
-    `state` is optional for a missing part that training does not need.
+    `state` is "optional" if the missing part is not needed for training.
     """
 
     what: str
@@ -130,7 +130,7 @@ def doctor(data_dir: Path | None, hosts: Path | None, deadline: float, topology:
 
 
 def examine(data_dir: Path | None, *, as_json: bool = False) -> int:
-    """Check everything and print the results. Returns 0 if training can work on this machine, else 2."""
+    """Check everything and print the results. Returns 0 if training can work on this machine, otherwise 2."""
     findings = list(_findings(data_dir))
     if as_json:
         print(to_json([asdict(finding) for finding in findings], indent=2))
@@ -186,7 +186,8 @@ def _cache() -> Finding:
 def _codecs(*, is_kept: bool) -> Finding:
     """Try the codecs.
 
-    `is_kept`: compiled kernels are cached; if not, only a few are tried, since they would be compiled for this trial alone.
+    `is_kept`: True if compiled kernels are cached. If they are not, only a few codecs are tried, since their kernels would be
+    compiled only for this trial.
     """
     found = probe([sys.executable, "-c", doctor_codecs.program(every=is_kept)], seconds=doctor_codecs.SECONDS)
     good, detail, remedy = doctor_codecs.verdict(found)
@@ -281,7 +282,7 @@ def _torchvision(found: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _device_kernels(found: Mapping[str, Any]) -> Finding:
-    """Return the finding of the check of all codecs with a formula on all CUDA devices (psnode.codecs.device.checks)."""
+    """Return the finding on the check of all codecs that have a formula, on all CUDA devices (psnode.codecs.device.checks)."""
     if "error" in found:
         return Finding("codecs on the GPU", "optional", found["error"], installing("gpu"))
     if found["problems"]:
@@ -325,9 +326,10 @@ def _show(findings: list[Finding]) -> None:
 
 
 def _verdict(findings: Sequence[Finding]) -> str:
-    """Return the last line of the report: whether a run can work here, and the names of the findings to mend, the first first.
+    """Return the last line of the report: whether a run can work on this machine, and the names of the findings to mend, in the
+    order of mending.
 
-    The findings are in the order of the checks, so that a later one may be a consequence of an earlier one.
+    The findings are in the order of the checks, since a later finding may be a consequence of an earlier one.
     """
     missing = [finding.what for finding in findings if finding.state == "missing"]
     if missing:

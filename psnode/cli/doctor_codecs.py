@@ -1,7 +1,7 @@
 """The trial of codecs in `psnode doctor`: the codecs of all schemes, in both directions, encode, decode and add an array.
 
-The codecs of the default scheme come first and are always tried. Others are tried as long as time is left, since kernels that
-are not compiled yet take minutes and are not needed to judge those in use.
+The codecs of the default scheme come first and are always tried. The other codecs are tried only as long as time is left:
+compiling their kernels may take minutes, and the codecs in use can be judged without them.
 """
 
 from __future__ import annotations
@@ -17,14 +17,17 @@ _CLOSE = 1e-5  # tolerance for float32 rounding, relative to the largest value
 
 
 def program(*, every: bool) -> str:
-    """Return the program text for `python -c`. `every`: try all schemes as long as time is left, else only the default one."""
+    """Return the program text for `python -c`.
+
+    `every`: True to try all schemes as long as time is left; False to try only the default scheme.
+    """
     return f"from psnode.cli.doctor_codecs import main; main({_BUDGET if every else 0})"
 
 
 def main(budget: float) -> None:
     """Print a line of JSON before each codec is tried, and one at the end.
 
-    If a codec ends the process, the last line thus names it. `budget`: seconds after which no further scheme is tried.
+    So if a codec ends the process, the last line names that codec. `budget`: seconds after which no further scheme is tried.
     """
     from psnode.config.names import DENSE
     from psnode.config.plain_json import to_json

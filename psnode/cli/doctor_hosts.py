@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def examine(hostfile: Path, deadline: float, data_dir: Path | None, *, topology: str | None = None, as_json: bool) -> int:
     """Query every host in a hostfile and print the answers. Returns 1 if a problem would stop a job, else 0.
 
-    `topology`: the setting of the job, if workers may have to reach each other.
+    `topology`: the job's setting, if its workers may have to reach each other.
     """
     from psnode.exchange.routes.topologies import is_plain
     from psnode.jobs.hosts.hostfile import hosts_of
@@ -62,7 +62,7 @@ def _show(own: Mapping[str, Any], answers: Sequence[Answer], found: Sequence[Pro
 
 
 def _verdict(hosts: int, found: Sequence[Problem]) -> str:
-    """Return the last line: whether a job can work on the hosts, and if not the host to mend first."""
+    """Return the last line: whether a job can work on the hosts, and, if it cannot, the host to mend first."""
     stopping = list(dict.fromkeys(problem.host for problem in found if problem.stops))
     if stopping:
         then = f"; then look at {', '.join(stopping[1:])}" if stopping[1:] else ""

@@ -1,4 +1,4 @@
-"""Option names of other programs, each with psnode's name for it or another answer."""
+"""Option names of other programs, each with the name of psnode's option or with another answer."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ FOREIGN: Mapping[str, str] = MappingProxyType({name: answer for names, answer in
 
 
 def answer(option: str) -> str:
-    """Return text such as `: here it is --lr` for an option of other programs; empty for an unknown option."""
+    """Return text such as `: here it is --lr` for an option of another program; empty for an unknown option."""
     found = FOREIGN.get(option.lower().replace("_", "-"))
     if found is None:
         return ""

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from psnode.jobs.planning.search.plan_search import PlanSearch
     from psnode.plans.plan_file import PlanFile
 
-_ALL = "auto"  # all topologies that need no other ranks
-_PRINTED = "-"  # in place of a file
+_ALL = "auto"  # stands for all topologies that need no additional ranks
+_PRINTED = "-"  # given in place of a file, to print the text
 _RATES = ("100mbit", "1gbit", "10gbit")
 
 
@@ -102,8 +102,8 @@ def plan(
     """Measure a training's passes and the coding of its gradients here, and predict steps of P workers, under several schemes
     and under PyTorch's DDP.
 
-    The verdict names the fastest scheme whose recorded loss is near dense's, or says "do not compress" if something without loss
-    is within 2 % of it. Nothing is trained and no job is started.
+    The verdict names the fastest scheme whose recorded loss is near that of dense. It says "do not compress" if a candidate
+    without loss takes at most 2 % longer than the fastest lossy one. Nothing is trained, and no job is started.
 
     psnode plan -n 4 --rate 100mbit -- --network ResNet18 --dataset synthetic
     """
@@ -155,7 +155,7 @@ def plan(
 
 
 def _refuse_together(groups: str | None, profile: Path | None, *, as_json: bool, options: Sequence[str], **given: Any) -> None:
-    """Raise ConfigurationError for options that have no meaning beside each other."""
+    """Raise ConfigurationError for options that cannot be combined."""
     if groups is not None and given["schemes"]:
         raise ConfigurationError("--groups is about the scheme of the options: leave --scheme out")
     if given["run"] is not None:
@@ -175,7 +175,8 @@ def _refuse_together(groups: str | None, profile: Path | None, *, as_json: bool,
 
 
 def _topologies(text: str | None) -> tuple[str, ...]:
-    """Return the values of the setting `topology` in the option; none without it. Raises ConfigurationError for another value."""
+    """Return the topologies that the option names; none without it. Raises ConfigurationError for unknown
+    ones."""
     from psnode.exchange.routes.topologies import COMPARED
 
     if text is None:
@@ -186,7 +187,7 @@ def _topologies(text: str | None) -> tuple[str, ...]:
 
 
 def _scenario(given: Mapping[str, Any], cores: int) -> Scenario:
-    """Return the scenario of one worker on links that cost nothing. `cores`: those of a host without --cores."""
+    """Return the scenario of one worker on links that cost no time. `cores`: the cores of a host if --cores is not given."""
     from psnode.jobs.planning.scenario import Scenario
 
     return Scenario(1, None, given["round_trip"] / 1e3, given["cores"] or cores, given["one_machine"], 1e3 * given["burst"])
@@ -198,7 +199,7 @@ def _chosen(name: str) -> bool:
 
 
 def _refitted(path: Path, profile: Path | None, speeds: Mapping[str, float | None], given: Mapping[str, Any]) -> ProfileRefit:
-    """Return a profile, which is loaded, or measured with the configuration of the run in `path`, with the run's figures."""
+    """Return a profile, loaded or measured with the configuration of the run in `path`, refitted to the figures of that run."""
     from psnode.jobs.planning.profile import Profile
     from psnode.jobs.planning.refitting.finished_run import FinishedRun
     from psnode.jobs.planning.refitting.profile_refit import refit
@@ -217,7 +218,7 @@ def _refitted(path: Path, profile: Path | None, speeds: Mapping[str, float | Non
 
 
 class _Asked(NamedTuple):
-    """The measurements, and the options that a rate's answer depends on."""
+    """The measurements, and the options on which the answer for a rate depends."""
 
     profile: Profile
     search: PlanSearch | None
@@ -242,7 +243,7 @@ class _Asked(NamedTuple):
 
 
 def _at_rate(asked: _Asked, rate: str, scenario: Scenario) -> dict[str, Any]:
-    """Show the predictions at a rate, save the plan if that was asked for, and return all as JSON has it."""
+    """Show the predictions for a rate, save the plan if requested, and return all results in types that JSON has."""
     from psnode.jobs.planning.chosen_plan import chosen, plan_file
     from psnode.jobs.planning.forecast import forecasts, judge, sentences, topology_sentences
     from psnode.jobs.planning.forecast_tables import chains, table
@@ -304,7 +305,7 @@ def _of_groups(
 
 
 def _save(found: PlanFile, asked: _Asked, name: str) -> None:
-    """Save a plan, and the picture of its predicted step, as far as they were asked for."""
+    """Save a plan and a picture of its predicted step, each only if requested."""
     from psnode.report.step_picture import save_svg
 
     if asked.save_plan is not None:
@@ -318,9 +319,9 @@ def _save(found: PlanFile, asked: _Asked, name: str) -> None:
 def _measured(
     groups: str | None, schemes: Sequence[str], options: Sequence[str], topologies: Sequence[str], ranks: int
 ) -> tuple[PlanSearch | None, Profile, Sequence[str]]:
-    """Measure train with OPTIONS: its groups if `groups` are asked for, else its scheme beside others.
+    """Measure the training of OPTIONS: its groups if `groups` is given, otherwise its scheme and other schemes.
 
-    Also return the topologies to predict: `topologies`, or without any that of OPTIONS.
+    Also returns the topologies to predict: `topologies`, or the topology of OPTIONS if `topologies` is empty.
     """
     from psnode.bench.hardware import hardware
     from psnode.exchange.routes.refusals import require_central
@@ -353,7 +354,7 @@ def _measured(
 
 
 def _measured_as(run: FinishedRun, schemes: Sequence[str]) -> Profile:
-    """Measure the model and the scheme of a run here, beside other schemes."""
+    """Measure the model and the scheme of a run on this host, together with other schemes."""
     from psnode.bench.hardware import hardware
     from psnode.jobs.planning.compared import compared
     from psnode.jobs.planning.profiling import measure

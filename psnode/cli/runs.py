@@ -16,10 +16,10 @@ from psnode.errors import ConfigurationError
 if TYPE_CHECKING:
     from psnode.report.run import Run
 
-RUNS = Path("runs")  # parent of the default run directories
+RUNS = Path("runs")  # the parent of the default run directories
 _NAME = 12  # minimum width of the names, in characters
-_TOPOLOGY = "topo"  # head of the column with the topology, which only runs that differ in it have
-_WIDEST = {"scheme": 10, _TOPOLOGY: 6, "end": 9}  # maximum widths of other columns; topology and scheme also take free columns
+_TOPOLOGY = "topo"  # head of the topology column, which is shown only if the runs differ in topology
+_WIDEST = {"scheme": 10, _TOPOLOGY: 6, "end": 9}  # maximum widths of other columns; topology and scheme also use free space
 _PATH = click.Path(path_type=Path)
 # sort key, and True if the largest value comes first
 _ORDERS: dict[str, tuple[Callable[[Run], Any], bool]] = {
@@ -65,8 +65,8 @@ def report(places: tuple[Path, ...], output: Path, each: bool) -> int:
     """Write one HTML file about runs, or about all runs in directories. The page needs no network.
 
     It shows curves over steps, seconds and bytes, the parts of a step's time and its critical path, links, faults and events,
-    plans, and the differences between settings. Completed runs that differ by their seeds alone are one line with a band. A run
-    that is still going is shown up to its present step.
+    plans, and the differences between settings. Completed runs that differ only by their seeds are drawn as one line with a band.
+    An unfinished run is shown up to its present step.
     """
     from psnode.report.page import write
 
@@ -74,7 +74,7 @@ def report(places: tuple[Path, ...], output: Path, each: bool) -> int:
     told = [len(run.problems) for run in found]
     write(found, output, each=each)
     for run, known in zip(found, told, strict=True):
-        for problem in run.problems[known:]:  # problems with the timeline, which only `write` reads
+        for problem in run.problems[known:]:  # problems with the timeline, which is read only by `write`
             _tell(problem)
     click.echo(f"{len(found)} run{'' if len(found) == 1 else 's'} in {output}")
     return 0
@@ -135,7 +135,7 @@ def _facts(run: Run) -> dict[str, Any]:
 
 
 def _show(found: Sequence[Run]) -> None:
-    """Print a table, 80 characters wide or as wide as the terminal. Long names are cut in their middle."""
+    """Print a table, 80 characters wide or as wide as the terminal. Long names are shortened in the middle."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -155,7 +155,7 @@ def _show(found: Sequence[Run]) -> None:
     most = dict(_WIDEST)
     free = console.width - len(heads) - max(_NAME, *map(len, names)) - sum(_least(head, longest[head]) for head in heads)
     room = max(0, free)
-    for head in (_TOPOLOGY, "scheme"):  # in this order they get the columns that are free
+    for head in (_TOPOLOGY, "scheme"):  # the free space goes to these columns, in this order
         more = min(room, max(0, longest.get(head, 0) - _WIDEST[head]))
         most[head], room = _WIDEST[head] + more, room - more
     widths = [min(most.get(head, 80), longest[head]) for head in heads]
@@ -185,9 +185,9 @@ def _least(head: str, longest: int) -> int:
 
 
 def _cells(run: Run, *, by_loss: bool, with_topology: bool) -> list[object]:
-    """Return the figures of a run, its topology among them if `with_topology`.
+    """Return the figures of a run for the table, including its topology if `with_topology`.
 
-    If `by_loss`, they have the lowest evaluation loss in place of the best accuracy.
+    If `by_loss`, the lowest evaluation loss takes the place of the best accuracy.
     """
     loss, ratio = run.last("loss"), run.ratio
     top1 = None if run.best is None else f"{100 * run.best:.2f}"

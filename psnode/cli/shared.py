@@ -55,7 +55,7 @@ seed = click.option(
 def configure(file: Path | None, **flags: Any) -> Config:
     """Return the configuration from flags, environment and file.
 
-    Raises ConfigurationError for invalid settings, as far as they can be checked before the job starts.
+    Raises ConfigurationError for settings that are known to be invalid before the job starts.
     """
     from psnode.config.load import load
     from psnode.config.resolve import resolve

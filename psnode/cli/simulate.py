@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from psnode.jobs.simulating.simulated_job import SimulatedJob
 
 _NO_RATE = "none"
-# settings of train that a simulated job has
+# settings of train that apply to a simulated job
 _RULES = ("consistency", "num_aggregate", "staleness", "aggregate_order", "deadline", "pause_deadline", "min_workers")
-_MOST_EVENTS = 20  # lines of events
+_MOST_EVENTS = 20  # maximum number of printed events
 
 
 def _with_rules(command: Callable[..., int]) -> Callable[..., int]:
@@ -67,9 +67,9 @@ def _with_rules(command: Callable[..., int]) -> Callable[..., int]:
 def simulate(profile: Path, workers: int, rate: str, scheme: str, steps: int, **given: Any) -> int:
     """Simulate a job of P workers in virtual time, from a profile that `psnode plan --save-profile` has written.
 
-    The rule of consistency and the membership are those of a real job; the durations of passes, coding and messages are the
-    profile's. It shows step times, the staleness of gradients, and the bytes of links, for jobs whose workers are unequally fast,
-    stand still or die.
+    The consistency rule and the membership are those of a real job. The durations of passes, coding and messages come from the
+    profile. The output shows step times, the staleness of gradients, and the bytes on links. Workers may be unequally fast,
+    pause, or die.
 
     psnode simulate --profile runs/profile.json -n 64 --rate 10gbit --scheme topk --consistency asp
     """
@@ -130,7 +130,7 @@ def _facts(job: SimulatedJob) -> dict[str, Any]:
 
 
 def _staleness(version: int, added: Sequence[Sequence[Any]]) -> dict[int, int]:
-    """Return by rank the greatest staleness of its gradients in a version."""
+    """Return for each rank the greatest staleness of its gradients in a version."""
     found: dict[int, int] = {}
     for gradient in (gradient for group in added for gradient in group):
         found[gradient.rank] = max(found.get(gradient.rank, 0), version - 1 - gradient.based)

@@ -38,7 +38,7 @@ _FLAGS = {"name": "--job-name", "extra": "--sbatch"}
 
 
 def exportable(function: Callable[..., int]) -> Callable[..., int]:
-    """Return `function` with the option --export and those of a batch script.
+    """Return `function` with the option --export and the options of a batch script.
 
     `function` gets the options of the script as `batch`, which is None without --export.
     """
@@ -59,7 +59,7 @@ def exportable(function: Callable[..., int]) -> Callable[..., int]:
 
 
 def show(batch: dict[str, Any], workers: int, command: Sequence[str], config: Config | None, options: dict[str, Any]) -> int:
-    """Print the batch script for a `command` of psnode. `config` is that of a training; None for any other command.
+    """Print the batch script for a `command` of psnode. `config`: the configuration of a training; None for any other command.
 
     Raises ConfigurationError if the command is no training, has no --train-dir, or has options that do not apply.
     """

@@ -55,9 +55,10 @@ _LOWER = ("loss", "train_loss")  # metrics that are better when lower
 def tune(vary: Sequence[str], command: tuple[str, ...], trials: int, as_json: bool, output: Path, **options: Any) -> int:
     """Train with every combination of the values, each as a job of its own, and print a table and the command of the best.
 
-    With --seeds each trial is trained with the seed of OPTIONS and those after it, as a job each.
+    With --seeds N each trial is trained N times, as separate jobs: with the seed of OPTIONS and with the seeds that follow it.
 
-    The same command, given again, also after a kill, continues with the remaining trials. A failed training is recorded as such.
+    If the same command is given again, even after it was killed, it continues with the remaining trials. A failed training is
+    recorded as failed.
 
     psnode tune --vary lr=0.1,0.05,0.01 --vary scheme=qsgd,topk --steps 200 -- --local 2 --network FC
     """
@@ -123,7 +124,7 @@ class _Maker:
             raise ConfigurationError("each trial is a job: add --local P, or write -- launch -n P -- train ...")
 
     def check(self, varied: Sequence[Varied]) -> None:
-        """Raise ConfigurationError for settings that train would refuse in every trial or for one of the listed values."""
+        """Raise ConfigurationError if train would refuse a setting of every trial, or one of the listed values."""
         unused = {one.name for one in varied if one.name not in settings()}
         for trial in self._of_lists(varied):
             unused -= trial.values.keys()
@@ -131,9 +132,9 @@ class _Maker:
             raise ConfigurationError(f"--vary {min(unused)}: no setting has that name, and no parameter of the trials' codecs")
 
     def note(self, varied: Sequence[Varied]) -> str:
-        """Return a line about a trial whose codec of its own leaves the downlink dense; empty if there is none.
+        """Return a line about a trial whose own codec leaves the downlink dense; empty if there is no such trial.
 
-        Each trial writes its output to a log of its own, so the notice of `psnode train` would not be seen there.
+        Each trial writes its output to its own log, where the notice of `psnode train` would not be seen.
         """
         from psnode.codecs.registry import brief, known_codec, load_codec
 
@@ -145,7 +146,7 @@ class _Maker:
         return ""
 
     def _of_lists(self, varied: Sequence[Varied]) -> Iterator[Trial]:
-        """Yield the trial of every combination of the lists, with the low end of each range."""
+        """Yield a trial for every combination of the listed values, with the low end of each range."""
         from psnode.jobs.tuning.space import grid
 
         low = {one.name: f"{one.low:g}" if not one.whole else f"{int(one.low)}" for one in varied if one.is_range}

@@ -30,7 +30,7 @@ def in_words(error: click.UsageError, app: click.Command, arguments: Sequence[st
 
 
 def _path(command: click.Command, arguments: Sequence[str]) -> str:
-    """Return the words of the command, with its subcommands, that `arguments` name."""
+    """Return the words in `arguments` that name the command and its subcommands."""
     path = ["psnode"]
     for word in arguments:
         found = command.commands.get(word) if isinstance(command, click.Group) else None

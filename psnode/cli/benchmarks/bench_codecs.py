@@ -15,7 +15,7 @@ from psnode.errors import ConfigurationError
 
 
 def _codecs(text: str) -> Callable[[Any], Any]:
-    """Return the repeatable option --codec with the help `text`. Specs with a file are loaded and become specs without one."""
+    """Return the repeatable option --codec with the help `text`. A spec's file is loaded and left out."""
 
     def loaded(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
         from psnode.codecs.registry import load_codec

@@ -49,7 +49,7 @@ def bench_step(**options: Any) -> int:
     """Time a worker's step under several schemes, and its forward and backward passes alone; also count the bytes sent, and
     those copied between device and host.
 
-    Everything runs in one process, which communicates with no other; the schemes take turns. A step includes coding the gradients
+    Everything runs in one process, without communication. The schemes take turns. A step includes coding the gradients
     with their feedback, and decoding and adding the changes of the weights.
     """
     from psnode.bench.step import main as measure
