@@ -1,4 +1,4 @@
-"""Execution of the user's program as by `python PROGRAM.py`, with a report to the launcher when rank 0 ends."""
+"""Execution of the user's program as by `python PROGRAM.py`. When rank 0 ends, the launcher is informed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WAYS_OUT = ("_exit", "execv", "execve")  # functions of os that leave the proce
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Run the program in the module __main__, replacing its contents, so that pickles and spawned processes find the program."""
+    """Run the program in the module __main__, in place of its contents, so that pickles and spawned processes find it."""
     path = os.path.abspath(arguments[0])
     job_end.watch()
     for name in _WAYS_OUT:
@@ -36,7 +36,10 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def _telling(leave: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that reports the end of this process, unless called in a fork of it, and then calls `leave`."""
+    """Return a function that reports the end of this process and then calls `leave`.
+
+    In a fork of this process, it reports nothing.
+    """
     own = os.getpid()
 
     def told(*arguments: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The final weights of a session: rank 0 sends those of the last checkpoint to all ranks."""
+"""The final weights of a session: rank 0 sends the weights of the last checkpoint to all ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def hand_out(
 ) -> None:
     """Load the checkpoint of `step` into rank 0's `model`, and send its weights and the exit code to all ranks.
 
-    After a stop (`code` not 0), only the exit code is sent. `patience` is the time limit of each message in seconds.
+    If the job was stopped (`code` is not 0), only the exit code is sent. `patience` is the time limit of each message in seconds.
     """
     values: dict[str, torch.Tensor] = {}
     if code == 0:

@@ -1,4 +1,4 @@
-"""Forwarding of mpirun's output by the launcher, since mpirun ends the job when its own output is closed."""
+"""Forwarding of mpirun's output by the launcher. Otherwise mpirun would end the job when the output's reader closes it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _KEPT = 1 << 16  # bytes kept from the beginning of standard error
 
 
 class Forwarding:
-    """Pipes that replace descriptors 1 and 2 of a process: a single one if both lead to the same file, which preserves the order.
+    """Pipes that replace descriptors 1 and 2 of a process. If both lead to the same file, they share one pipe, to keep the order.
 
-    If the output is a terminal, they are pseudo-terminals, so that progress bars work in the process.
+    If the output is a terminal, pseudo-terminals are used, so that progress bars work in the process.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Forwarding:
         return self
 
     def begin(self) -> None:
-        """Close the writing ends, which the process has inherited, and start to forward."""
+        """Close the writing ends, which the process has inherited, and start the forwarding."""
         self._close_writing()
         for source, target in self._ends:
             self._threads.append(threading.Thread(target=self._copy, args=(source, target), name="psnode-output", daemon=True))
@@ -46,7 +46,7 @@ class Forwarding:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._close_writing()
         for thread in self._threads:
-            thread.join(_LAST_SECONDS)  # do not wait for a stopped terminal, which takes no data
+            thread.join(_LAST_SECONDS)  # do not wait for a stopped terminal, which accepts no data
 
     @property
     def heard(self) -> str:
@@ -71,7 +71,7 @@ class Forwarding:
 def _channel(target: int) -> tuple[int, int]:
     """Return the reading and the writing end of a channel.
 
-    If `target` is a terminal, the channel is a raw pseudo-terminal of the same size, else a pipe.
+    If `target` is a terminal, the channel is a raw pseudo-terminal of the same size; otherwise it is a pipe.
     """
     if not os.isatty(target):
         return os.pipe()

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 def export_folder(
     train_dir: Path, output: Path, which: str | None, *, task: str | None, trust_run: bool, model_config: Path | None = None
 ) -> tuple[int, int]:
-    """Write a checkpoint of a run to the folder `output`, and return its step and the number of tensors in the run's model.
+    """Write a checkpoint of a run to the folder `output`. Return its step and the number of tensors in the run's model.
 
-    `model_config`: the config.json of the run's model, or the folder of that file. Given this, transformers makes the model, and
-    no other code is executed. Without it, the task must be executed, because only the task knows the model's configuration:
-    `task` names the task, or `trust_run` allows the code named in the run's record. If the model, or exactly one part of it, is a
-    model of transformers, the save_pretrained of this model writes the folder. Raises ConfigurationError if the task has no such
-    model, and CheckpointError.
+    `model_config`: the config.json of the run's model, or the folder that contains it. With this file, transformers makes the
+    model, and no other code is executed. Without it, the task must be executed, because only the task knows the model's
+    configuration. In this case `task` names the task, or `trust_run` allows the code that is named in the run's record. The
+    folder is written by save_pretrained of the model; the model, or exactly one part of it, must be a model of transformers.
+    Raises ConfigurationError if the task has no such model, and CheckpointError.
     """
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ConfigurationError(f"--output {output} exists already: name a folder that is new or empty")
@@ -57,7 +57,10 @@ def export_folder(
 
 
 def _require_task(train_dir: Path, task: str | None, *, named: bool) -> None:
-    """Raise ConfigurationError for the run of a session, whose model only its program can make, unless a task is `named`."""
+    """Raise ConfigurationError for a run of a session, unless a task is `named`.
+
+    Only the program of the session can make the model.
+    """
     if task is not None and task.startswith(PASSED) and not named:
         raise ConfigurationError(
             f"the run in {train_dir} trains {task.removeprefix(PASSED)}, which its own program made: name its config.json by "
@@ -67,15 +70,16 @@ def _require_task(train_dir: Path, task: str | None, *, named: bool) -> None:
 
 
 def _of_config(place: Path, task: str | None, tensors: Mapping[str, torch.Tensor]) -> nn.Module:
-    """Return a model of transformers from the config.json in `place`, of the class that `task` or else the config.json names.
+    """Return a model of transformers from the config.json in `place`.
 
-    `task`: the task in the run's record. The model has the dtype of the run's `tensors`. Only code of transformers is executed.
-    Raises ConfigurationError if there is no such model.
+    Its class is the one that `task` names, otherwise the one in the config.json. `task`: the task in the run's record. The model
+    gets the dtype of the run's `tensors`. Only code of transformers is executed. Raises ConfigurationError if there is no such
+    model.
     """
     from psnode.tasks.torchvision_ops import import_torchvision
 
     try:
-        import_torchvision()  # before transformers imports torchvision, whose operators may be built for another torch
+        import_torchvision()  # before transformers does: torchvision's operators may be built for another torch
         import transformers
     except ImportError as error:
         raise ConfigurationError(f"--config needs the package transformers ({error}): {installing('frameworks')}") from None

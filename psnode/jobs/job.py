@@ -37,14 +37,14 @@ from psnode.transport.mpi.environment import place
 _LOG = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-_MAY_BE_IGNORED = (signal.SIGINT, signal.SIGHUP)  # nohup, or a shell that starts a program in the background, ignores these
+_MAY_BE_IGNORED = (signal.SIGINT, signal.SIGHUP)  # ignored under nohup, or if a shell starts the program in the background
 
 
 def run(config: Config, task: Task | None = None) -> int:
     """Run this process's part of the job that `config` describes, and return the exit code. Raises PsnodeError.
 
-    With `local`, the master and the workers are threads of this process; otherwise the process is one rank of an MPI job. `task`
-    is an instance that replaces the configuration's task; every rank must pass an equal one.
+    With `local`, the master and the workers are threads of this process. Otherwise the process is one rank of an MPI job. `task`,
+    if given, replaces the task that `config` names; every rank must pass an equal instance.
     """
     refuse_to_run_anew()
     streams.outlast()
@@ -77,7 +77,7 @@ def _run(config: Config, task: Task | None) -> int:
 
 
 def refuse_to_run_anew() -> None:
-    """Raise ConfigurationError in a process that was started to load batches but runs the whole program again."""
+    """Raise ConfigurationError in a process that was started only to load batches, but runs the whole program again."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise ConfigurationError(
             "a process that loads batches runs the program again: put the start of the run under `if __name__ == '__main__':`"
@@ -91,7 +91,7 @@ def _run_local(config: Config, task: Task | None) -> int:
 
     assert config.local is not None
     ends = loopback_group(1 + config.local + config.servers)
-    torch_lock = threading.RLock()  # all threads share torch's single generator
+    torch_lock = threading.RLock()  # all threads share the one generator of torch
 
     def be_worker(end: Transport) -> None:
         try:
@@ -183,9 +183,9 @@ def exit_without_mpi(code: int) -> NoReturn:
 
 @contextlib.contextmanager
 def signals(inbox: Inbox) -> Iterator[None]:
-    """Turn INT, TERM, USR1 and HUP into events of `inbox` inside the context; a second INT ends the process as usual.
+    """Turn INT, TERM, USR1 and HUP into events of `inbox` inside the context. A second INT ends the process as usual.
 
-    INT and HUP stay ignored if the process ignored them before.
+    If the process ignored INT or HUP before, the signal stays ignored.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -214,9 +214,10 @@ def hello() -> bytes:
 
 
 def stated_threads(config: Config) -> int:
-    """Return the number of threads stated for this process; 0 if rank 0 is to divide the cores among the ranks.
+    """Return the number of threads stated for this process; 0 if rank 0 shall divide the cores among the ranks.
 
-    This is OMP_NUM_THREADS if set; else, for local workers, which take turns, all cores; else 0.
+    If OMP_NUM_THREADS is set, its value is returned. Otherwise, the result is the number of all cores for local workers, which
+    take turns, and 0 for all other jobs.
     """
     return asked_threads() or (usable_cores() if config.local is not None else 0)
 

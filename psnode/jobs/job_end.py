@@ -1,9 +1,10 @@
 """Marks by which rank 0 informs the launcher of the end of its job, since mpirun's exit code is 0 if every rank was killed.
 
-`psnode launch` names a file in an environment variable. Rank 0 writes to the file that a job has begun, the code with which the
-job has ended, and that the process exits normally. Every command of psnode, and every program started by `psnode launch`, reports
-a normal exit (`watch`), even without a job. A rank 0 on another host leaves no file on the launcher's host. The launcher stores
-the signal that asked it to stop in a second file beside this one, since mpirun passes USR1 to the ranks in all cases.
+`psnode launch` names a file in an environment variable. Rank 0 writes three marks to this file: that a job has begun, the code
+with which the job has ended, and that the process exits normally. Every command of psnode, and every program started by `psnode
+launch`, reports a normal exit (`watch`), even without a job. If rank 0 runs on another host, it leaves no file on the launcher's
+host. The launcher stores the signal that asked it to stop in a second file next to the first, since the ranks get USR1 from
+mpirun for every signal.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ class Told(NamedTuple):
 
 
 def watch() -> None:
-    """Register a function that reports this process's exit to the launcher and makes the exit shorter.
+    """Register a function that reports this process's exit to the launcher, and shortens the exit.
 
-    It is not called if the process bypasses atexit.
+    The function is not called if the process bypasses atexit.
     """
     atexit.unregister(_leave_as)
     atexit.register(_leave_as, os.getpid())
@@ -69,13 +70,13 @@ def _leave_as(pid: int) -> None:
 
 
 def _spare_the_last_collections() -> None:
-    """Exempt all objects from Python's cycle collector, whose last passes over torch's and Numba's objects take a second.
+    """Exempt all objects from Python's cycle collector. Its last passes over the objects of torch and Numba would take a second.
 
-    These passes would have closed files that are part of cycles, so buffered files are flushed first.
+    These passes would also close files that are part of cycles. So buffered files are flushed first.
     """
     for found in gc.get_objects():
         if type(found) in _BUFFERED:
-            with contextlib.suppress(Exception, SystemExit):  # closed, or without a reader
+            with contextlib.suppress(Exception, SystemExit):  # the stream is closed, or has no reader
                 found.flush()
     gc.freeze()
 
@@ -87,7 +88,7 @@ def ask(file: Path, number: int) -> None:
 
 
 def read(file: Path) -> Told:
-    """Return the marks in `file` that rank 0 has left."""
+    """Return the marks that rank 0 has left in `file`."""
     told = Told(False, None, False)
     with contextlib.suppress(OSError):
         for line in file.read_text(encoding="utf-8").splitlines():

@@ -1,4 +1,4 @@
-"""The command `psnode launch`: mpirun with the options of a fault-tolerant job, supervised until its last process has ended."""
+"""The command `psnode launch`: it runs mpirun with the options of a fault-tolerant job, until its last process has ended."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ PROGRAM = (sys.executable, "-m", "psnode.jobs.program")  # command that precedes
 _LOG = logging.getLogger(__name__)
 
 INTERRUPTED = 130  # exit code after Ctrl-C
-_FINAL = (0, 2, 4, 5, INTERRUPTED)  # exit codes of a finished job, and of ends that another start would only repeat
-# environment variables of schedulers, in which mpirun finds hosts by itself
+_FINAL = (0, 2, 4, 5, INTERRUPTED)  # exit codes after which no restart is useful: success, and errors that would recur
+# environment variables of schedulers; if one is set, mpirun finds hosts by itself
 _ALLOCATIONS = ("SLURM_JOB_ID", "PBS_NODEFILE", "LSB_HOSTS", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE")
-_TO_STOP = 0.7  # fraction of the time before KILL for the parts of the last checkpoint; the rest is for writing it
+_TO_STOP = 0.7  # fraction of the time before KILL for collecting the last checkpoint; the rest is for writing it
 _ROOT_VARIABLES = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
 
 
@@ -86,7 +86,7 @@ def launch(
     line = mpirun_command(mpirun, n_workers + 1, hostfile, mpirun_args, environment)
     tells = tuple(program) in (PSNODE, PROGRAM) and here
     program = [*line, *startable(program)]
-    # if the directory is visible here, a master that left no summary in it was killed
+    # if the directory is visible on this host, a master that left no summary in it was killed
     judged = run_directory is not None and (hostfile is None or (run_directory / CONFIG).exists())
     ended = _run([*program, *command], environment, kill_after, run_directory, judged, hostfile, tells)
     for number in range(1, restarts + 1):
@@ -101,9 +101,10 @@ def launch(
 
 
 def resuming(command: Sequence[str]) -> list[str]:
-    """Return `command` changed so that it continues its run.
+    """Return `command`, changed so that it continues its run.
 
-    It loses --init-from, --new-head and --no-new-head, and gets --resume and --trust-run unless it has --resume already.
+    --init-from, --new-head and --no-new-head are removed. --resume and --trust-run are added, unless the command has --resume
+    already.
     """
     again = []
     flags = iter(command)
@@ -124,11 +125,12 @@ def _run(
     hostfile: Path | str | None,
     tells: bool,
 ) -> Ended:
-    """Run the job once, and return its exit code and the signal that asked it to stop.
+    """Run the job once. Return its exit code and the signal that asked it to stop.
 
-    The exit code is the one in this start's summary, if the job wrote one, else the one that rank 0 has reported. mpirun's own
-    code is that of the first rank that exits with a code other than 0; with fault tolerance, it is 0 if every rank was killed. If
-    a signal asked rank 0 itself to stop, the result is as if the launcher had been asked.
+    If the job wrote a summary during this run, the exit code is the one in the summary; otherwise it is the code that rank 0 has
+    reported. The exit code of mpirun itself is that of the first rank that exits with a code other than 0. With fault tolerance,
+    it is 0 if every rank was killed. If a signal asked rank 0 to stop, the result is the same as if the launcher had received the
+    signal.
     """
     before = _stamp(run_directory)
     # mpirun names its folder by its process id, and does not start if a killed mpirun with the same id has left its folder
@@ -144,7 +146,7 @@ def _run(
                 partial(job_end.ask, file),
             )
         finally:
-            if _is_watched():  # show the cursor again, which a rank killed while drawing a progress bar has left hidden
+            if _is_watched():  # show the cursor again: it is hidden if a rank was killed while drawing a progress bar
                 print("\x1b[?25h", end="", flush=True)
         told = job_end.read(file)
     code, asked = _judge(ended, told, run_directory, before, judged, hostfile, tells)
@@ -193,14 +195,14 @@ def _code(ended: Ended, told: Told, trains: bool, judged: bool) -> int:
         return told.code
     if told.code == 0 and (told.left or not ended.asked):
         return ended.code
-    # stopped before rank 0 could report it, or killed while stopping: the last checkpoint remains valid
+    # rank 0 was stopped before it could report this, or killed while stopping: the last checkpoint is valid
     if ended.asked and (ended.code not in _FINAL[1:] if trains else ended.code == 0 or ended.code > 128):
         return StoppedError.exit_code
     return MissingRanksError.exit_code if ended.code == 0 and (judged or told.begun) else ended.code
 
 
 def _stamp(run_directory: Path | None) -> tuple[int, int] | None:
-    """Return a value that distinguishes one summary in the directory from another; None if there is no summary."""
+    """Return a value that distinguishes the summary in the directory from other summaries; None if there is no summary."""
     with contextlib.suppress(OSError):
         found = (run_directory / SUMMARY).stat() if run_directory is not None else None
         return (found.st_mtime_ns, found.st_ino) if found is not None else None
@@ -208,8 +210,10 @@ def _stamp(run_directory: Path | None) -> tuple[int, int] | None:
 
 
 def find_mpirun() -> str:
-    """Return the mpirun of this Python's environment, else the first on the PATH. Raises ConfigurationError if there is no
-    mpirun."""
+    """Return the mpirun of this Python's environment, otherwise the first one on the PATH.
+
+    ConfigurationError if there is none.
+    """
     beside = Path(sys.executable).with_name("mpirun")
     found = str(beside) if beside.exists() else shutil.which("mpirun")
     if found is None:
@@ -218,9 +222,10 @@ def find_mpirun() -> str:
 
 
 def startable(program: Sequence[str]) -> list[str]:
-    """Return `program` in a form that mpirun starts.
+    """Return `program` in a form that mpirun can start.
 
-    mpirun checks the permission only by the user's rights, without capabilities; if these are not enough, env starts the program.
+    mpirun checks the permission to execute by the user's rights, without capabilities. If these are not enough, env starts the
+    program.
     """
     return [*([] if os.access(program[0], os.X_OK) else ["/usr/bin/env"]), *program]
 
@@ -246,7 +251,7 @@ def _open_mpi_options(
 
     if _has_fault_tolerance(mpirun) and not chosen("with-ft"):
         yield from ("--with-ft", "ulfm")
-        # The only components that survive the death of a rank. Naming them also saves a second of probing for others.
+        # Only these components survive the death of a rank. Naming them also saves a second of probing other components.
         if not chosen("pml"):
             yield from ("--mca", "pml", "ob1")
         if not chosen("btl"):
@@ -254,7 +259,7 @@ def _open_mpi_options(
             yield from ("--mca", "btl", _ways(ranks) if is_here else "self,sm,tcp")
         if _is_watched() and not chosen("stream-buffering"):
             yield from UNBUFFERED
-    # A rank computes with several threads, which would share one core if mpirun bound the rank to it.
+    # A rank computes with several threads. They would share one core if mpirun bound the rank to a core.
     if not chosen("bind-to"):
         yield from ("--bind-to", "none")
     if hostfile is not None:
@@ -271,7 +276,7 @@ def _open_mpi_options(
 def _ways(ranks: int) -> str:
     """Return Open MPI's transports between ranks of this host.
 
-    Ranks listen on the network only if shared memory is too small.
+    Ranks use the network only if shared memory is too small.
     """
     found = room()
     if found is None or found.holds(ranks):
@@ -297,7 +302,7 @@ def _master_is_here(hostfile: Path | str | None, mpirun_args: Sequence[str], env
 
 
 def _where(ranks: int, hostfile: Path | str | None, mpirun_args: Sequence[str], environment: Mapping[str, str]) -> str:
-    """Return " on N hosts" for the number of hosts that get ranks; empty if only mpirun knows the number."""
+    """Return the text " on N hosts", where N hosts get ranks; empty if only mpirun knows the number."""
     if hostfile is None:
         return " on 1 host" if _stays_here(mpirun_args, environment) else ""
     number = None if mpirun_args else used(Path(hostfile), ranks)

@@ -19,13 +19,13 @@ class SharedMemory(NamedTuple):
     def holds(self, ranks: int) -> bool:
         """Return True if the free space suffices for the reservations of this many ranks.
 
-        Any further rank exits, or is killed later when it writes to its segment.
+        If it does not, further ranks exit at the start, or are killed later when they write to their segments.
         """
         return self.free >= ranks * A_RANK
 
 
 def room(place: Path = PLACE) -> SharedMemory | None:
-    """Return the present size and free space of `place`; None if it does not exist, in which case Open MPI uses another place."""
+    """Return the present size and free space of `place`; None if it does not exist. Open MPI then uses another place."""
     try:
         found = os.statvfs(place)
     except OSError:

@@ -1,8 +1,8 @@
-"""A batch script for Slurm, which runs a job on the granted nodes, stops it in time, requeues it and resumes it.
+"""A batch script for Slurm. It runs a job on the allocated nodes, stops it in time, requeues it and resumes it.
 
-Before the time limit, Slurm sends USR1 to the script (`--signal`). psnode then writes a checkpoint and exits with 75, upon which
-the script calls `scontrol requeue`; the next start of the job resumes the run. After TERM (scancel, preemption) psnode writes a
-checkpoint too, but Slurm decides if the job runs again.
+Before the time limit, Slurm sends USR1 to the script (`--signal`). psnode then writes a checkpoint and exits with 75. After this
+exit code, the script calls `scontrol requeue`, and the next start of the job resumes the run. After TERM (scancel, preemption)
+psnode writes a checkpoint too, but Slurm decides if the job runs again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from psnode.errors import ConfigurationError
 
 _TIME = re.compile(r"\d+(:\d+(:\d+)?)?|\d+-\d+(:\d+(:\d+)?)?")  # formats of sbatch: minutes, M:S, H:M:S, D-H, ...
 _GPUS = re.compile(r"gpus|(gres|tres-per-\w+)=(.*[,/:=])?gpu\b")  # options of sbatch that request GPUs
-_MARGIN = 10.0  # seconds from the end of psnode's own time limit to Slurm's KILL
+_MARGIN = 10.0  # seconds from psnode's own KILL to Slurm's KILL
 _OURS = ("signal", "requeue", "no-requeue", "nodes", "ntasks", "ntasks-per-node", "open-mode", "array")
 
 
@@ -28,14 +28,14 @@ _OURS = ("signal", "requeue", "no-requeue", "nodes", "ntasks", "ntasks-per-node"
 class BatchJob:
     """Parameters of a batch script. Raises ConfigurationError for invalid ones.
 
-    * workers: number of workers, to which the master, `spares` and `servers` are added
-    * workers_per_node: ranks per node, with one more on the first node if the master is beside them
+    * workers: number of workers; the master, `spares` and `servers` come in addition
+    * workers_per_node: ranks per node, and one more on the first node if the master is "beside"
     * master: "beside" (on the first node, with workers) or "apart" (on its own node)
     * time: time limit in sbatch's notation, such as 4:00:00; None: the partition's limit
     * gres: generic resources of every node, such as gpu:4
     * cpus_per_rank: cores per rank
     * kill_after: seconds that a checkpoint may take at the end
-    * starter: "mpirun", under which a job survives dead workers, or "srun", with PMIx
+    * starter: "mpirun", with which a job survives dead workers, or "srun", with PMIx
     * environment: directory of the virtual environment, at the same path on all nodes and here
     * extra: more options of sbatch, such as qos=long
     """
@@ -80,7 +80,7 @@ class BatchJob:
 
     @property
     def asks_for_gpus(self) -> bool:
-        """Return True if the options of sbatch request GPUs, by --gres or by --gpus and its kin."""
+        """Return True if the options of sbatch request GPUs, by --gres, --gpus or a related option."""
         return any(_GPUS.match(option) for option in (f"gres={self.gres}", *self.extra))
 
     @property
@@ -90,7 +90,7 @@ class BatchJob:
 
     @property
     def slots(self) -> int:
-        """Return the number of ranks on the fullest node, which is requested from Slurm for every node."""
+        """Return the number of ranks on the fullest node. Slurm is asked for this number on every node."""
         return max(self.first_node, min(self.workers_per_node, self.ranks - 1))
 
 
@@ -137,9 +137,9 @@ exit "$code"
 
 
 def _parted(command: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the arguments of every start, and those of the first start only.
+    """Return the arguments of every start, and the arguments of only the first start.
 
-    The latter are --init-from, which a resumed run does not accept.
+    Only the first start gets --init-from, which a resumed run does not accept.
     """
     always, first, words = list[str](), list[str](), iter(command)
     for word in words:
@@ -190,7 +190,7 @@ done{only} >"$hosts\""""
 def _start(job: BatchJob, command: Sequence[str], mpirun_args: Sequence[str]) -> str:
     train = f'{shlex.join(command)} "${{start[@]}}"'
     if job.starter == "srun":
-        # SLURM_HOSTFILE with its distribution is the only way to place each rank
+        # only SLURM_HOSTFILE, with its distribution, can place every single rank
         return f"""export SLURM_HOSTFILE=$hosts PSNODE_STOP_DEADLINE=${{PSNODE_STOP_DEADLINE:-{0.7 * job.kill_after:g}}}
 srun --mpi=pmix --ntasks={job.ranks} --distribution=arbitrary --kill-on-bad-exit=0 psnode {train}"""
     arguments = "".join(f" --mpirun-arg {shlex.quote(each)}" for each in mpirun_args)

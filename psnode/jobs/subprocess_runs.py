@@ -1,4 +1,4 @@
-"""Runs of `psnode` in separate processes, begun, or resumed if an earlier command left them unfinished."""
+"""Runs of `psnode` in separate processes. A run is begun, or resumed if an earlier command left it unfinished."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from psnode.records import checkpoint
 from psnode.records.metrics import SUMMARY
 
 _ASKED = "asked.json"  # file in a run's directory: the arguments with which the run began
-_LOCK = ".lock"  # lock file of an active run, see psnode.records.directory
+_LOCK = ".lock"  # lock file of an active run (psnode.records.directory)
 _PR_SET_PDEATHSIG = 1
 
 
 def begin(directory: Path, arguments: Sequence[str]) -> bool:
     """Prepare `directory` for the run of `arguments`, and return True if the directory holds a run to resume.
 
-    A run without a checkpoint is deleted. Waits for a process that is still at work in the directory. Raises PsnodeError if the
-    directory holds a run with other arguments.
+    A run without a checkpoint is deleted. If a process still works in the directory, this function waits for its end. Raises
+    PsnodeError if the directory holds a run with other arguments.
     """
     asked = to_json(list(arguments))
     if (directory / _ASKED).exists():
@@ -63,7 +63,7 @@ def begun_in(output: Path) -> list[Path]:
 
 
 def finished(directory: Path) -> int:
-    """Return the number of steps of the run in `directory` if it has ended successfully, else 0."""
+    """Return the number of steps of the run in `directory` if it has ended successfully, otherwise 0."""
     found = _summary(directory)
     return int(found["steps"]) if found.get("exit_code") == 0 else 0
 
@@ -91,7 +91,7 @@ def run_psnode(arguments: Sequence[str], log: Path | None = None) -> int:
         with subprocess.Popen(command, stdout=output, stderr=output, preexec_fn=ask_when_orphaned) as process:
             try:
                 return process.wait()
-            except KeyboardInterrupt:  # the process received the same signal, and writes a checkpoint
+            except KeyboardInterrupt:  # the process has received the same signal, and writes a checkpoint
                 process.wait()
                 raise
     finally:

@@ -1,4 +1,4 @@
-"""Supervision of mpirun: a request to stop leads first to a checkpoint and at last to KILL, and no process survives."""
+"""Supervision of mpirun: a request to stop leads first to a checkpoint and finally to KILL, and no process survives."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from psnode.jobs.sweeping import members, runs
 
 _POLL_SECONDS = 0.1
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
-_MAY_BE_IGNORED = (signal.SIGINT, signal.SIGHUP)  # nohup, or a shell that starts a program in the background, ignores these
+_MAY_BE_IGNORED = (signal.SIGINT, signal.SIGHUP)  # ignored under nohup, or if a shell starts the program in the background
 _LOOK_SECONDS = 1.0
 # After TERM, mpirun kills the ranks within half a second. TERM is therefore sent late, after the time for their checkpoint.
 _TERM_BEFORE_KILL = 1.5
@@ -31,7 +31,7 @@ _RANK_VARIABLES = (b"OMPI_COMM_WORLD_RANK", b"PMI_RANK", b"PMIX_RANK")
 class Ended(NamedTuple):
     """Result of a supervised job: its exit code, the first signal that asked it to stop, and the beginning of its standard error.
 
-    `asked` is 0 without such a signal.
+    `asked`, the signal, is 0 if no signal asked the job to stop.
     """
 
     code: int
@@ -48,15 +48,15 @@ def supervise(
 ) -> Ended:
     """Run `command` (an mpirun) in its own session until all of its processes have ended.
 
-    * After TERM, INT, USR1 or HUP to this process, mpirun gets USR1, which it passes to the ranks; it gets TERM shortly before
-      `kill_after` seconds are over, and then the whole session gets KILL. A second INT acts as an immediate TERM.
-    * If rank 0 has ended on this host and mpirun does not end within `kill_after`, the remaining ranks are killed, and after the
+    * After TERM, INT, USR1 or HUP to this process, mpirun gets USR1 and passes it to the ranks. Shortly before `kill_after`
+    seconds are over, mpirun gets TERM, and then the whole session gets KILL. A second INT acts as an immediate TERM. * If rank 0
+    has ended on this host and mpirun does not end within `kill_after`, the remaining ranks are killed, and after the
       same time again mpirun itself.
     * If mpirun is killed, the ranks have `kill_after` seconds to end.
     * If this process is killed, mpirun gets USR1.
 
-    INT and HUP stay ignored if they were ignored before (nohup, a shell's background). `begun` is called with the id of the
-    session. `asked` is called with the signal that asks for a stop, before mpirun gets its own signal.
+    If INT or HUP was ignored before (by nohup, or for a program in a shell's background), it stays ignored. `begun` is called
+    with the id of the session. `asked` is called with the signal that asks for a stop, before mpirun gets its own signal.
     """
     escalation = Escalation(kill_after)
     with _stop_signals(escalation), Forwarding() as output:
@@ -94,7 +94,7 @@ def supervise(
 
 
 class Escalation:
-    """Schedule of the signals after a request to stop. Times are those of time.monotonic()."""
+    """The schedule of the signals after a request to stop. Times are those of time.monotonic()."""
 
     def __init__(self, kill_after: float) -> None:
         self._term_after = max(kill_after / 2, kill_after - _TERM_BEFORE_KILL)
@@ -120,7 +120,7 @@ class Escalation:
 
 
 class RankZero:
-    """Observer of the end of rank 0, if it runs on this host."""
+    """An observer of the end of rank 0, if rank 0 runs on this host."""
 
     def __init__(self, session: int) -> None:
         self._session = session
@@ -141,8 +141,10 @@ class RankZero:
 
 
 def _is_rank_zero(pid: int) -> bool:
-    """Return True if the process is rank 0. Children of rank 0 have its environment too, so the parent must lack that
-    environment."""
+    """Return True if the process is rank 0.
+
+    Children of rank 0 have the same environment, so the environment of the parent must differ.
+    """
     return _says_rank_zero(pid) and not _says_rank_zero(_parent(pid))
 
 

@@ -1,8 +1,8 @@
-"""A folder that is removed when its job ends, even if the launcher is killed; this file is also the program that removes it.
+"""A folder that is removed when its job ends, even if the launcher is killed. This file is also the program that removes it.
 
-`swept()` starts this file as a program, `sweeping.py FOLDER`, in its own session, which signals to the launcher's group do not
-reach. The program reads the id of the job's session from its input, which ends when the launcher ends. It then waits until no
-process of that session is left, and removes the folder if it still exists.
+`swept()` starts this file as a program, `sweeping.py FOLDER`, in its own session, so that signals to the launcher's group do not
+reach it. The program reads the id of the job's session from its input. The input ends when the launcher ends. The program then
+waits until no process of the job's session is left, and removes the folder if it still exists.
 """
 
 from __future__ import annotations
@@ -48,10 +48,7 @@ def swept(prefix: str) -> Iterator[tuple[Path, Callable[[int], None]]]:
 
 
 def members(session: int) -> list[int]:
-    """Return the processes of a session; without /proc, only the session's first process.
-
-    mpirun gives the ranks their own process groups, but not their own sessions.
-    """
+    """Return the processes of a session. Without /proc, return only the session's first process."""
     if not _PROC.is_dir():
         return [session]
     found = []

@@ -1,7 +1,7 @@
 """Program that answers questions about its host: one JSON object per line on standard input, one per line on standard output.
 
-It ends when its input ends. Its source is sent to the hosts as it is, so it imports only the standard library and runs on any
-Python from 3.8 on.
+It ends when its input ends. The source text of this module is sent to the hosts. So it imports only the standard library, and
+runs on any Python from 3.8 on.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
-_NUMBER = 8  # bytes of an integer that states a length
+_NUMBER = 8  # bytes of an integer that encodes a length
 _MOST = 1 << 22  # maximum bytes of a test transfer
-_LONG = 0.05  # seconds; the first transfer that takes at least this long gives the rate
+_LONG = 0.05  # seconds; the rate is that of the first transfer that takes at least this long
 
 
 def facts(directory: str, data: str | None) -> dict[str, Any]:
     """Return versions, cores and free bytes of memory, as seen from `directory`, in which mpirun would start ranks.
 
-    `data`: a path whose existence is reported as well.
+    `data`: a path; the result states if it exists.
     """
     if os.path.isdir(directory):
         os.chdir(directory)
@@ -62,22 +62,22 @@ def _psnode() -> dict[str, str]:
         return {"psnode": "", "source": ""}
     try:
         from psnode.config.source import source
-    except ImportError:  # an earlier psnode, without a digest of its source
+    except ImportError:  # an earlier version of psnode, which has no digest of its source
         return {"psnode": psnode.__version__, "source": ""}
     return {"psnode": psnode.__version__, "source": source()}
 
 
 def _cores() -> int:
-    """Return the number of cores that a rank on this host may use, by psnode's rule: at most the quota of a container."""
+    """Return the number of cores that a rank on this host may use. As in psnode, a container's quota limits it."""
     try:
         from psnode.config.cores import usable_cores
-    except ImportError:  # psnode is missing on this host, or is earlier than that function
+    except ImportError:  # psnode is missing on this host, or too old to have this function
         return len(os.sched_getaffinity(0))
     return usable_cores()
 
 
 def _mpi() -> str:
-    """Return the name and version of the mpirun next to this Python, or on the path."""
+    """Return the name and version of the mpirun next to this Python, otherwise of the first one on the PATH."""
     beside = os.path.join(os.path.dirname(sys.executable), "mpirun")
     found = beside if os.path.exists(beside) else shutil.which("mpirun")
     try:
@@ -96,7 +96,7 @@ def _free() -> int:
 
 
 def listen() -> dict[str, Any]:
-    """Open a port for `reach` on other hosts. Return its number, and a word that a peer must send first."""
+    """Open a port for calls of `reach` on other hosts. Return its number, and a word that a peer must send first."""
     server, word = socket.create_server(("", 0)), secrets.token_hex(8)
     threading.Thread(target=_serve, args=(server, word), daemon=True).start()
     return {"port": server.getsockname()[1], "word": word}
@@ -129,7 +129,7 @@ def _read(peer: socket.socket, count: int) -> bytes:
 def reach(address: str, port: int, word: str, seconds: float) -> dict[str, Any]:
     """Return the round trip in milliseconds and the rate in Mbit/s to the port of another host.
 
-    If the port does not answer within `seconds`, the result has the reason as `error`.
+    If the port does not answer within `seconds`, the result has only `error`, the reason.
     """
     until = time.monotonic() + seconds
     try:
@@ -147,7 +147,7 @@ def reach(address: str, port: int, word: str, seconds: float) -> dict[str, Any]:
 
 
 def _sent(peer: socket.socket, size: int, until: float) -> float:
-    """Send `size` bytes and return the seconds until the other end has confirmed their arrival."""
+    """Send `size` bytes, and return the seconds until the other end has confirmed their arrival."""
     start = time.perf_counter()
     peer.settimeout(max(0.001, until - time.monotonic()))
     header = size.to_bytes(_NUMBER, "big")

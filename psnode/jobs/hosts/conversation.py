@@ -1,4 +1,4 @@
-"""Questions to a host, over ssh or in a process on this host."""
+"""A conversation with a host: questions and answers, over ssh or with a process on this host."""
 
 from __future__ import annotations
 
@@ -24,12 +24,14 @@ _TRIPS = 5
 
 
 class SilentHostError(PsnodeError):
-    """Error for a host that does not answer, with the last line of its output or ssh's as the reason."""
+    """Error for a host that does not answer. The reason is the last line of the host's or ssh's output."""
 
 
 class Conversation:
-    """Connection to an agent on one host. The agent ends with the connection. Every answer must arrive within `deadline`
-    seconds."""
+    """A connection to an agent on one host. The agent ends with the connection.
+
+    Every answer must arrive within `deadline` seconds.
+    """
 
     def __init__(self, host: Host, deadline: float) -> None:
         self.host = host
@@ -82,13 +84,16 @@ class Conversation:
         process.stdin.write(question + "\n")
         process.stdin.flush()
         for line in process.stdout:
-            with contextlib.suppress(ValueError):  # skip the output of a login shell
+            with contextlib.suppress(ValueError):  # skip output of a login shell
                 if isinstance(found := json.loads(line), dict):
                     return {key: plain(value) if isinstance(value, str) else value for key, value in found.items()}
         raise EOFError
 
     def clock(self) -> float:
-        """Return the seconds by which the host's clock is ahead of this host's, measured in the shortest of a few round trips."""
+        """Return the seconds by which the host's clock is ahead of this host's clock.
+
+        The shortest of a few round trips is used.
+        """
         found = []
         for _ in range(_TRIPS):
             before = time.time()

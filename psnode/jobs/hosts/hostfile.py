@@ -15,14 +15,14 @@ _SLOTS = re.compile(r"(?:^|\s)slots\s*=\s*(\d+)")
 
 
 class Host(NamedTuple):
-    """A host. `slots`: its number of ranks; 0 if the file does not state it."""
+    """A host. `slots`: the number of ranks that it may get; 0 if the file does not state a number."""
 
     name: str
     slots: int
 
     @property
     def is_here(self) -> bool:
-        """Return True if the host is this machine, on which mpirun starts ranks without ssh."""
+        """True if the host is this machine, on which mpirun starts ranks without ssh."""
         own = socket.gethostname()
         return self.name in {"localhost", "127.0.0.1", "::1", own, own.split(".")[0], socket.getfqdn()}
 
@@ -39,7 +39,8 @@ def text_of(path: Path) -> str:
 
 
 def hosts_of(path: Path) -> list[Host]:
-    """Return the hosts in a file in order, each once, with the sum of its slots. Raises ConfigurationError."""
+    """Return the hosts in a file in order, each once, with the sum of its slots. Raises ConfigurationError for an unusable
+    file."""
     slots: dict[str, int] = {}
     for number, line in enumerate(text_of(path).splitlines(), 1):
         words = line.split("#")[0].strip()
@@ -54,12 +55,12 @@ def hosts_of(path: Path) -> list[Host]:
 
 
 def in_turn(path: Path) -> bool:
-    """Return True if no line of a file has `slots`, so that ranks go to its hosts in turn, one rank at a time."""
+    """Return True if no line of a file has `slots`. Ranks then go to the hosts in turn, one rank at a time."""
     return "slots" not in text_of(path)
 
 
 def used(path: Path, ranks: int) -> int | None:
-    """Return the number of hosts of a file on which mpirun starts `ranks` ranks; None if it depends on the hosts' cores.
+    """Return the number of hosts in a file on which mpirun starts `ranks` ranks; None if this depends on the hosts' cores.
 
     Hosts with slots are filled in the file's order.
     """

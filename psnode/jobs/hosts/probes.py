@@ -1,4 +1,4 @@
-"""Programs that run in separate processes and print JSON, so that one that crashes or hangs ends only its own process."""
+"""Programs that run in separate processes and print JSON. A program that crashes or hangs ends only its own process."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _MOST = 240  # maximum characters of an error
 def probe(command: list[str], extra: Mapping[str, str] | None = None, seconds: float = _SECONDS) -> dict[str, Any]:
     """Return the last line of JSON that `command` prints.
 
-    If the command prints no JSON, does not end within `seconds`, or cannot be run, the reason is under "error". If it prints JSON
-    and then fails, its exit code is under "ended"; after signal N, that code is -N.
+    If the command prints no JSON, does not end within `seconds`, or cannot be run, the result has the reason as "error". If the
+    command prints JSON and then fails, the result has its exit code as "ended". If signal N ended the command, this code is -N.
     """
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -55,14 +55,14 @@ def _json(text: str) -> dict[str, Any] | None:
 
 
 def _words(text: str) -> str:
-    """Return the error in `text`: the first text between two rules, as Open MPI prints it, else the last line, as in Python."""
+    """Return the error in `text`: the text between the first two rules, as in Open MPI, or else the last line, as in Python."""
     parts = _RULE.split(text)
     telling = parts[1].split("\n\n") if len(parts) > 2 else text.strip().splitlines()[-1:]
     return " ".join(" ".join(telling).split())[:_MOST]
 
 
 def _importable() -> dict[str, str]:
-    """Return the variables with which a child process imports the same psnode as this process; empty for an installed psnode."""
+    """Return the variables with which a child process imports the same psnode as this process; empty if psnode is installed."""
     home = Path(__file__).resolve().parents[3]
     if home.name in ("site-packages", "dist-packages"):
         return {}

@@ -1,4 +1,4 @@
-"""Problems that a job would have on the hosts that were asked, each with a remedy."""
+"""Problems that a job would have on the hosts that have answered questions, each with a remedy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _MACHINES = "docs/machines.md"
 
 
 class Problem(NamedTuple):
-    """A problem. If `stops`, no job can run; otherwise it runs, but may be slower or have other results than expected."""
+    """A problem.
+
+    If `stops`, no job can run. Otherwise a job runs, but may be slower, or its results may differ from those expected.
+    """
 
     host: str
     stops: bool
@@ -26,7 +29,7 @@ class Problem(NamedTuple):
 
 
 def problems(own: Mapping[str, Any], answers: Sequence[Answer], data: Path | None) -> list[Problem]:
-    """Return all problems, host by host. `own`: the facts of this machine, with which the others are compared."""
+    """Return all problems, host by host. `own`: the facts about this machine, with which all other hosts are compared."""
     return [found for answer in answers for found in _of(own, answer, answers[0].host.name, data)]
 
 
@@ -54,7 +57,7 @@ def _of(own: Mapping[str, Any], answer: Answer, master: str, data: Path | None) 
 
 
 def _versions(own: Mapping[str, Any], name: str, facts: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield a problem for every package that is missing or whose version differs from this machine's."""
+    """Yield a problem for every package that is missing or has another version than on this machine."""
     where = f"with {shlex.quote(sys.executable)} there"
     for key, what, stops in (
         ("psnode", "psnode", True),
@@ -80,7 +83,7 @@ def _versions(own: Mapping[str, Any], name: str, facts: Mapping[str, Any]) -> It
 
 
 def _remedy(host: Host, silence: str) -> str:
-    """Return a remedy for a silent host, chosen by the words of ssh."""
+    """Return a remedy for a host that does not answer, chosen by ssh's message `silence`."""
     target = shlex.quote(host.name)
     for pattern, remedy in (
         ("permission denied|no more authentication|too many authentication", f"ssh-copy-id {target}"),

@@ -1,4 +1,4 @@
-"""Explanations, in addition to mpirun's own, why a job cannot start on the hosts of a hostfile."""
+"""Explanations why a job cannot start on the hosts of a hostfile, in addition to mpirun's own messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NO_HOST = re.compile(
 
 
 def refuse_too_few_slots(hostfile: Path, ranks: int) -> None:
-    """Raise ConfigurationError if all hosts state their slots and these are too few for `ranks`."""
+    """Raise ConfigurationError if all hosts state their slots, and the sum of the slots is less than `ranks`."""
     hosts = hosts_of(hostfile)
     if all(host.slots for host in hosts) and (slots := sum(host.slots for host in hosts)) < ranks:
         raise ConfigurationError(
@@ -29,7 +29,7 @@ def refuse_too_few_slots(hostfile: Path, ranks: int) -> None:
 
 
 def not_started(hostfile: Path, ended: Ended) -> str:
-    """Return one line that explains why mpirun could not start a job on its hosts; empty if the hosts were not the reason."""
+    """Return one line that explains why mpirun could not start a job on the hosts; empty if the hosts were not the reason."""
     if ended.code == 0:
         return ""
     if _FEW_SLOTS.search(ended.heard):

@@ -24,8 +24,8 @@ class Answer:
     * facts: see psnode.jobs.hosts.agent.facts; {} if the host does not answer
     * silence: the reason for a missing answer
     * clock: seconds by which the host's clock is ahead of this machine's
-    * up, down: the link to the master's host and back, see agent.reach
-    * others: the links to the other hosts by name, if they were asked for
+    * up, down: the link to the master's host, and the link back, see agent.reach
+    * others: by name, the links to the other hosts, if they were measured
     """
 
     host: Host
@@ -40,7 +40,7 @@ class Answer:
 def ask(
     hosts: Sequence[Host], deadline: float, data: Path | None, *, all_links: bool = False
 ) -> tuple[dict[str, Any], list[Answer]]:
-    """Return the facts of this machine and the answers of all hosts, the first of which is the master's.
+    """Return the facts about this machine and the answers of all hosts. The first answer is that of the master's host.
 
     `deadline`: seconds for each answer. `data`: a path whose existence is checked. `all_links`: also measure the links between
     all other hosts. Raises PsnodeError if this machine does not answer.
@@ -54,7 +54,7 @@ def ask(
             own = here.ask("facts", **where)
         except SilentHostError as silence:
             raise PsnodeError(f"this machine cannot be examined: {silence}") from None
-        for answer in answers[1:]:  # not at the same time, since all measurements use the master's link
+        for answer in answers[1:]:  # one after another, since all measurements use the master's link
             if answers[0].facts and answer.facts:
                 _connect(open_, answers[0], answer, deadline / 4)
         if all_links:
@@ -65,7 +65,7 @@ def ask(
 
 
 def _connect(talks: Mapping[Host, Conversation], master: Answer, worker: Answer, seconds: float) -> None:
-    """Measure the link from a worker's host to the master's, and the way back."""
+    """Measure the link from a worker's host to the master's host, and the link back."""
     try:
         worker.up = _reached(talks[worker.host], worker, talks[master.host], master, seconds)
         worker.down = _reached(talks[master.host], master, talks[worker.host], worker, seconds)
@@ -74,7 +74,7 @@ def _connect(talks: Mapping[Host, Conversation], master: Answer, worker: Answer,
 
 
 def _link(talks: Mapping[Host, Conversation], sender: Answer, receiver: Answer, seconds: float) -> None:
-    """Measure the link from one worker's host to another's."""
+    """Measure the link from one worker's host to another worker's host."""
     name = receiver.host.name
     try:
         sender.others[name] = _reached(talks[sender.host], sender, talks[receiver.host], receiver, seconds)
@@ -88,7 +88,8 @@ def _link(talks: Mapping[Host, Conversation], sender: Answer, receiver: Answer, 
 def _reached(origin: Conversation, sender: Answer, goal: Conversation, receiver: Answer, seconds: float) -> dict[str, Any]:
     """Return the answer of `origin` to the question whether it reaches a port of `goal`.
 
-    The address is the one that ssh used to the receiver's host, or else that of this machine as the sender's host sees it.
+    The port's address is the one that ssh used to reach the receiver's host. If ssh was not used, it is the address of this
+    machine as the sender's host sees it.
     """
     address = receiver.facts["address"] or sender.facts["client"] or "127.0.0.1"
     return origin.ask("reach", address=address, seconds=seconds, **goal.ask("listen"))

@@ -15,9 +15,9 @@ from psnode.plans.prediction import Prediction
 
 
 def chosen(rows: Sequence[Forecast], verdict: CompressionVerdict) -> Forecast:
-    """Return the best candidate that psnode can run: that of the verdict, or the fastest other one without a doubt.
+    """Return the candidate with the verdict's scheme if psnode can run it, otherwise the fastest other candidate without a doubt.
 
-    Raises ConfigurationError if there is none.
+    Raises ConfigurationError if there is no such candidate.
     """
     able = [row for row in rows if not row.peer and not row.doubtful]
     if not able:
@@ -26,7 +26,7 @@ def chosen(rows: Sequence[Forecast], verdict: CompressionVerdict) -> Forecast:
 
 
 def plan_file(profile: Profile, row: Forecast, verdict: CompressionVerdict, scenario: Scenario, source: str) -> PlanFile:
-    """Return the plan file of a forecast in a scenario. `source`: the origin of its prediction, for people.
+    """Return the plan file of a forecast in a scenario. `source`: the origin of the prediction, as text for people.
 
     Only the prediction of a step under the usual topology has spans. Raises ConfigurationError if the profile is of an earlier
     version, which kept no plans.

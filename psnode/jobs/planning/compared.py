@@ -1,4 +1,4 @@
-"""The schemes that a prediction compares, each with all settings of a run."""
+"""The schemes that a prediction compares, each as the complete settings of a run."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ _USUAL = ("qsgd", "topk")
 
 
 def compared(base: Config, schemes: Sequence[str]) -> dict[str, Config]:
-    """Return by name the runs that are compared: `base` with its own scheme, dense, bf16, and `schemes`, by default _USUAL.
+    """Return the compared runs by name: `base` with its own scheme, with dense, with bf16, and with each of `schemes` (default:
+    _USUAL).
 
-    The settings of the base's own scheme do not apply to the others. `schemes`: texts of psnode.jobs.planning.scheme_flags.
-    Raises ConfigurationError for a scheme that train would refuse, and for one with a topology of its own.
+    The settings of the base's own scheme do not apply to the other schemes. `schemes`: texts as in
+    psnode.jobs.planning.scheme_flags. Raises ConfigurationError for a scheme that train would refuse, and for a scheme that sets
+    its own topology.
     """
     others = {name: getattr(base, name) for name, each in settings().items() if name not in SETTINGS}
     others = {name: value for name, value in others.items() if value != settings()[name].default}
@@ -32,6 +34,6 @@ def compared(base: Config, schemes: Sequence[str]) -> dict[str, Config]:
 
 
 def scheme_name(config: Config) -> str:
-    """Return the name of the scheme of a configuration, or the spec of a codec that replaces the scheme's own."""
+    """Return the name of a configuration's scheme, or the spec of the codec that replaces the codec of the scheme."""
     scheme = resolve(config)
     return coding_name(scheme.name, scheme.codec, replaced=bool(config.codec))

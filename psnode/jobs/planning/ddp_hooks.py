@@ -1,6 +1,6 @@
 """PyTorch's DistributedDataParallel, with which psnode is compared: its communication hooks, payloads and optimizers.
 
-none                          no DDP: each process trains on its own shard; the floor of any step time
+none                          no DDP: each process trains only on its own shard; a lower bound of every step time
 fp32:bucket=25                uncompressed gradients, in buckets of the given number of MB
 fp16:bucket=25, bf16:...      halved by torch's hook
 powersgd:rank=2,start=2,bucket=1000
@@ -37,7 +37,7 @@ KINDS: dict[str, dict[str, int]] = {
 
 
 class Communication(NamedTuple):
-    """A kind of KINDS with its parameters, all whole numbers. `codec`: the spec of psnode's hook."""
+    """A kind in KINDS, with its parameters, which are whole numbers. `codec`: the codec's spec for psnode's hook."""
 
     kind: str
     parameters: dict[str, int]
@@ -94,9 +94,9 @@ def wrap(model: torch.nn.Module, communication: Communication) -> torch.nn.Modul
 
 
 def payload_bytes(communication: Communication, shapes: Sequence[Sequence[int]], step: int) -> int:
-    """Return the bytes that a rank contributes to the all-reduces of `step`, which is counted from 1.
+    """Return the bytes that a rank contributes to the all-reduces of `step`. Steps are counted from 1.
 
-    `shapes`: the shapes of the gradients. PowerSGD sends whole gradients before iteration `start`, which is counted from 0.
+    `shapes`: the shapes of the gradients. PowerSGD sends whole gradients before iteration `start`. Iterations are counted from 0.
     """
     kind, parameters, _ = communication
     if kind == "powersgd" and step > parameters["start"]:
@@ -105,10 +105,10 @@ def payload_bytes(communication: Communication, shapes: Sequence[Sequence[int]],
 
 
 def powersgd_values(shape: Sequence[int], rank: int) -> tuple[int, int]:
-    """Return the numbers of float32 values of a gradient that PowerSGD adds up first and second.
+    """Return the numbers of float32 values of a gradient that PowerSGD adds up in its first and in its second all-reduce.
 
-    These are the factors of an n x m matrix, n x r and m x r values (Vogels, Karimireddy and Jaggi, NeurIPS 2019), or the whole
-    gradient and nothing if the factors would not save enough.
+    These are the factors of an n x m matrix, with n x r and m x r values (Vogels, Karimireddy and Jaggi, NeurIPS 2019). If the
+    factors would not save enough, the numbers are the size of the whole gradient and 0.
     """
     n, m = shape[0] if shape else 1, math.prod(shape[1:])
     rank = min(n, m, rank)
@@ -116,7 +116,7 @@ def powersgd_values(shape: Sequence[int], rank: int) -> tuple[int, int]:
 
 
 def optimizer_of(config: Config, parameters: Any, *, fused: bool = False) -> torch.optim.Optimizer:
-    """Return torch's SGD, Adam or AdamW with the settings of `config`, in which learning rate and momentum are set."""
+    """Return torch's SGD, Adam or AdamW with the settings of `config`, which must include learning rate and momentum."""
     import torch
 
     assert config.lr is not None and config.momentum is not None

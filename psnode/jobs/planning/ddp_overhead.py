@@ -13,18 +13,18 @@ from psnode.jobs.planning.host_prices.host_costs import median_seconds
 if TYPE_CHECKING:
     from psnode.jobs.planning.step_rigs import TimedModel
 
-# The last process group, which is kept after its use. A thread of gloo holds a reference to it until a finished work is released.
-# If that thread dropped the last reference, it would wait for its own end, and the process would abort ("Resource deadlock
-# avoided").
+# The last process group. It is kept after its use, because a thread of gloo holds a reference to it until its last operation is
+# released. If that thread dropped the last reference, the thread would wait for its own end, and the process would abort
+# ("Resource deadlock avoided").
 _kept: list[object] = []
 _WARMUP = 4  # DDP orders its buckets anew after the first step, and PowerSGD begins in the third
 
 
 def overheads(ground: TimedModel, hooks: Sequence[str], alone: float, seconds: float) -> dict[str, float]:
-    """Return the seconds by hook. `alone`: those of the passes without DDP. Each is measured for at least `seconds`.
+    """Return the seconds by hook. `alone`: the seconds of the passes without DDP. Each hook is measured for at least `seconds`.
 
-    Empty if this process has a process group of its own, or if torch was built without any. Hooks under which DDP does not train
-    the model are left out.
+    The result is empty if this process already has a process group, or if torch was built without process groups. Hooks under
+    which DDP does not train the model are left out.
     """
     from torch import distributed
 
@@ -33,7 +33,7 @@ def overheads(ground: TimedModel, hooks: Sequence[str], alone: float, seconds: f
     found = {}
     with _group():
         for hook in hooks:
-            # DDP refuses models and losses that psnode trains: parameters without gradients, methods of the model, scalars
+            # DDP refuses some models and losses that psnode trains: parameters without gradients, methods of the model, scalars
             with contextlib.suppress(Exception):
                 found[hook] = max(0.0, _step(ground, hook, seconds) - alone)
     return found
@@ -41,7 +41,7 @@ def overheads(ground: TimedModel, hooks: Sequence[str], alone: float, seconds: f
 
 @contextlib.contextmanager
 def _group() -> Iterator[None]:
-    """Make a group of this process alone."""
+    """Make a process group that contains only this process."""
     from torch import distributed
 
     distributed.init_process_group("gloo", store=vars(distributed)["HashStore"](), rank=0, world_size=1)

@@ -1,4 +1,4 @@
-"""A step of PyTorch's DistributedDataParallel in the model: buckets that a ring of workers adds up during the backward pass."""
+"""A step of PyTorch's DistributedDataParallel in the model: a ring of workers adds up buckets during the backward pass."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from psnode.jobs.planning.scenario import CODING, PASSES, TRANSPORT, HostModels,
 from psnode.jobs.planning.simulation import Graph
 
 FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20  # bytes: torch's defaults
-# hooks that work over gloo; that for bf16 needs NCCL
+# hooks that work over gloo; the bf16 hook needs NCCL
 HOOKS = ("fp32", "fp16", "powersgd:rank=2")
 _STEPS = 3
 
 
 class DdpBucket(NamedTuple):
-    """Values that are added up together: their bytes, and when the last of the gradients that they need is ready."""
+    """Values that are added up together: their bytes, and the time at which the last gradient that they need is ready."""
 
     nbytes: float
     ready: float
 
 
 def buckets(tensors: Sequence[TensorTimes]) -> list[DdpBucket]:
-    """Return DDP's buckets of tensors in the order in which their gradients finish: full as soon as they reach their limit."""
+    """Return DDP's buckets of tensors, in the order in which their gradients finish. Each is closed at its limit."""
     found, size, limit = list[DdpBucket](), 0, FIRST_BUCKET
     for place, tensor in enumerate(tensors):
         size += tensor.nbytes
@@ -36,7 +36,7 @@ def buckets(tensors: Sequence[TensorTimes]) -> list[DdpBucket]:
 
 
 def ddp_bytes(nbytes: float, workers: int) -> float:
-    """Return the bytes that each worker sends through a ring to add up `nbytes` bytes: 2 (P - 1) / P times as many.
+    """Return the bytes that each of P workers sends through a ring to add up `nbytes` bytes: 2 (P - 1) / P times `nbytes`.
 
     R. Thakur et al., Int. J. High Perform. Comput. Appl. 19, 2005.
     """
@@ -44,10 +44,10 @@ def ddp_bytes(nbytes: float, workers: int) -> float:
 
 
 def sums_of(tensors: Sequence[TensorTimes], hook: str) -> list[DdpBucket]:
-    """Return the sums of a step under one of HOOKS: the bytes that are added up, and when they are ready.
+    """Return the sums of a step under one of HOOKS: the bytes of each sum, and the time at which its values are ready.
 
-    PowerSGD adds up all first factors, and all second factors with their result, each in one sum, since torch over gloo bears one
-    bucket only.
+    PowerSGD adds up all first factors in one sum. Then it computes all second factors with the result, and adds them up in
+    another sum. There is one bucket, because torch over gloo supports no more under PowerSGD.
     """
     communication = Communication.parse(hook)
     if communication.kind != "powersgd":
@@ -59,13 +59,13 @@ def sums_of(tensors: Sequence[TensorTimes], hook: str) -> list[DdpBucket]:
 
 
 def ddp_step(profile: Profile, hook: str, scenario: Scenario) -> StepTime:
-    """Return the step time under one of HOOKS whose overhead is in the profile."""
+    """Return the step time under a hook of HOOKS whose overhead is in the profile."""
     graph = Graph()
     hosts = HostModels(graph, scenario, profile.host, ranks=scenario.workers)
     ranks, turns = range(scenario.workers), 2 * (scenario.workers - 1)
     sums = sums_of(profile.tensors, hook)
     whole = sum(each.nbytes for each in sums) or 1.0
-    alike = not hook.startswith("powersgd")  # the next sum does not wait for the result of this one
+    alike = not hook.startswith("powersgd")  # True if the next sum does not wait for the result of the previous sum
     last = [graph.add(PASSES, 0, []) for _ in ranks]
     connections, adders = [graph.queue() for _ in ranks], [graph.queue() for _ in ranks]
     begins = []

@@ -1,4 +1,4 @@
-"""Step times of all candidates in a scenario, and the verdict: compress, or do not."""
+"""Step times of all candidates in a scenario, and the verdict whether to compress."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from psnode.jobs.planning.routing.route_lines import loads_of
 from psnode.jobs.planning.routing.routed_groups import USUAL, fits, routed
 from psnode.jobs.planning.scenario import Scenario
 
-NEAR = 1.02  # a candidate without loss that takes at most this multiple of the fastest lossy one is preferred
+NEAR = 1.02  # a candidate without loss is preferred if it takes at most this multiple of the fastest lossy candidate's time
 _SLOWEST, _FASTEST = 1e6, 4e11  # bit/s: ends of the range in which the verdict's limit is sought
 _HALVINGS = 12
 _POWERSGD_UNDER_ADAM = "PowerSGD of rank 4 cost a small GPT under adamw 14 % (docs/results/2026-11-26-ddp-hooks-adamw.md)"
-_MANY = 32  # workers above which the limit is not sought, as forecasts take long
-_MANY_ELSEWHERE = 5  # the same under another topology than the usual one
-_MOST_FRAMES = 5000  # with gradients in a step, of other topologies
+_MANY = 32  # with more workers the limit is not sought, since forecasts take too long
+_MANY_ELSEWHERE = 5  # the same number if another topology than the usual one is predicted
+_MOST_FRAMES = 5000  # the most frames with gradients in a step under another topology than the usual one
 
 
 class _TooLargeError(ConfigurationError):
-    """The prediction of a step would take too long."""
+    """Error for a step whose prediction would take too long."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Forecast:
     """A candidate's step in a scenario, under the setting `topology`.
 
     `seconds`, `spent`, `cores`, `binds`: see psnode.jobs.planning.job_step.StepTime. `sent`: bytes that a worker sends in a step,
-    the weights that it updates among them. `lossy`, `doubtful`, `accuracy`: see SchemeCosts. `peer`: True for PyTorch's DDP.
+    including the weights that it updates. `lossy`, `doubtful`, `accuracy`: see SchemeCosts. `peer`: True for PyTorch's DDP.
     """
 
     name: str
@@ -50,16 +50,16 @@ class Forecast:
 
     @property
     def label(self) -> str:
-        """The name for people, with the topology unless it is the usual one."""
+        """The name for people. It includes the topology, unless that is the usual one."""
         return self.name if self.topology == USUAL else f"{self.name} under --topology {self.topology}"
 
 
 @dataclass(frozen=True)
 class CompressionVerdict:
-    """The decision in a scenario.
+    """The decision whether to compress in a scenario.
 
-    `compress`: True if the `best` candidate is lossy, None if nothing was compared. `rival`: the fastest of the other kind.
-    `quicker`: candidates that would be faster than `best` but lose too much.
+    `compress`: True if the `best` candidate is lossy, None if there was nothing to compare. `rival`: the fastest candidate of the
+    opposite kind, lossy or without loss. `quicker`: candidates that would be faster than `best` but are doubtful.
     """
 
     compress: bool | None
@@ -71,9 +71,9 @@ class CompressionVerdict:
 def forecasts(profile: Profile, scenario: Scenario, topologies: Sequence[str] = (USUAL,)) -> list[Forecast]:
     """Return the forecasts of DDP with its hooks and of all schemes of the profile, the fastest first.
 
-    Schemes are predicted under each of `topologies`. Of several topologies, those whose step has too many frames are left out,
-    and so are schemes that train refuses under one of them. Raises ConfigurationError for a single topology whose step has too
-    many frames, and as psnode.jobs.planning.routing.routed_groups.routed does.
+    Every scheme is predicted under each of `topologies`. If there are several topologies, a topology whose step has too many
+    frames is left out, and a scheme is left out under a topology with which train refuses it. A single topology whose step has
+    too many frames raises ConfigurationError. Also raises the errors of psnode.jobs.planning.routing.routed_groups.routed.
     """
     found = [_of_ddp(profile, hook, scenario) for hook in profile.ddp]
     for topology in topologies:
@@ -95,7 +95,7 @@ def _of_ddp(profile: Profile, hook: str, scenario: Scenario) -> Forecast:
 
 
 def _of_scheme(profile: Profile, name: str, scenario: Scenario, topology: str) -> Forecast:
-    if topology == USUAL:  # as measured, also by earlier versions, which kept no plans
+    if topology == USUAL:  # uses the measured costs, also of profiles of earlier versions, which contain no plans
         costs, routes = profile.schemes[name], None
         sent = sum(group.up for group in costs.groups)
     else:
@@ -117,7 +117,7 @@ def _of_scheme(profile: Profile, name: str, scenario: Scenario, topology: str) -
 def judge(found: Sequence[Forecast]) -> CompressionVerdict:
     """Return the verdict on forecasts of one scenario. A doubtful candidate is never the best.
 
-    Of a scheme's topologies within NEAR of the fastest the usual one is the best.
+    If the best scheme takes at most NEAR times as long under the usual topology, the usual topology is preferred.
     """
     exact = min((each for each in found if not each.lossy), key=_seconds, default=None)
     lossy = min((each for each in found if each.lossy and not each.doubtful), key=_seconds, default=None)
@@ -131,7 +131,7 @@ def judge(found: Sequence[Forecast]) -> CompressionVerdict:
 
 
 def usual(found: Sequence[Forecast], best: Forecast) -> Forecast:
-    """Return the forecast of the same scheme under the usual topology if it is within NEAR of `best`, else `best`."""
+    """Return the forecast of the same scheme under the usual topology if that is within NEAR of `best`, otherwise `best`."""
     near = (each for each in found if each.name == best.name and each.topology == USUAL and each.seconds <= NEAR * best.seconds)
     return next(near, best)
 
@@ -147,7 +147,7 @@ def _quicker(found: Sequence[Forecast], best: Forecast) -> tuple[Forecast, ...]:
 
 
 def topology_sentences(found: Sequence[Forecast], verdict: CompressionVerdict) -> list[str]:
-    """Return the line with the flag for the best of psnode's candidates; none if only one topology was compared."""
+    """Return a line with the --topology flag for the best of psnode's candidates; no line if only one topology was compared."""
     able = [each for each in found if not each.peer and not each.doubtful]
     if not able or len({each.topology for each in found if not each.peer}) < 2:
         return []
@@ -160,7 +160,8 @@ def topology_sentences(found: Sequence[Forecast], verdict: CompressionVerdict) -
 def limit_of(profile: Profile, scenario: Scenario, topologies: Sequence[str] = (USUAL,)) -> float | None:
     """Return the rate of the links, in bit/s, below which the verdict is to compress, found by bisection.
 
-    `scenario.rate` is ignored. None if the verdict is the same at all rates, and for many workers, whose forecasts take long.
+    `scenario.rate` is ignored. Returns None if the verdict is the same at the slowest and the fastest rate, and for many workers,
+    since their forecasts would take too long.
     """
     if scenario.workers > (_MANY if tuple(topologies) == (USUAL,) else _MANY_ELSEWHERE):
         return None
@@ -178,7 +179,7 @@ def limit_of(profile: Profile, scenario: Scenario, topologies: Sequence[str] = (
 
 
 def sentences(verdict: CompressionVerdict) -> list[str]:
-    """Return the verdict in words."""
+    """Return the verdict as sentences."""
     best, rival = verdict.best, verdict.rival
     if rival is None:
         found = [f"{best.label}: {milliseconds(best.seconds)}; nothing to compare it with"]

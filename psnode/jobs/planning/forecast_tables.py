@@ -11,7 +11,7 @@ from psnode.jobs.planning.routing.routed_groups import USUAL
 from psnode.jobs.planning.scenario import CODING, LATENCY, LINK, MASTER, PASSES, TRANSPORT
 
 _KINDS = (PASSES, CODING, MASTER, TRANSPORT, LINK, LATENCY)
-NO_RATE = "none"  # text for links on which transfers cost no time
+NO_RATE = "none"  # the text in place of a rate for links on which transfers cost no time
 _HEAD = f"{'step':>10}{'of passes':>11}{'sent':>11}  {'mostly':10}"
 
 
@@ -22,7 +22,7 @@ def heading(profile: Profile) -> str:
 
 
 def table(profile: Profile, workers: int, rate: str, rows: Sequence[Forecast], told: Sequence[str]) -> list[str]:
-    """Return the lines of the forecasts `rows` at a rate, below an empty line, and of `told`, the sentences of their verdict."""
+    """Return an empty line, the table of the forecasts `rows` at a rate, and `told`, the sentences of their verdict."""
     where = "links that cost nothing" if rate == NO_RATE else rate
     if len(others := _topologies(rows)) == 1 and others != {USUAL}:
         where += f", --topology {min(others)}"
@@ -35,9 +35,9 @@ def table(profile: Profile, workers: int, rate: str, rows: Sequence[Forecast], t
 
 
 def _names(rows: Sequence[Forecast]) -> list[str]:
-    """Return the first column: the names of schemes, with the topology if there are several.
+    """Return the entries of the first column: the names of schemes, with the topology if there are several topologies.
 
-    With one topology it has 26 letters, else as many as the longest needs.
+    With one topology the column is 26 characters wide, otherwise as wide as the longest entry.
     """
     if len(_topologies(rows)) < 2:
         return [f"{row.name[:26]:26}" for row in rows]
@@ -50,9 +50,9 @@ def _topologies(rows: Sequence[Forecast]) -> set[str]:
 
 
 def chains(rows: Sequence[Forecast]) -> list[str]:
-    """Return the lines of a table, below an empty line, of the milliseconds by kind along the chain that makes each step so long.
+    """Return an empty line and the lines of a table: the milliseconds of each kind of work on the critical path of each step.
 
-    Work that is not on the chain costs no time: it is done beside it.
+    Work that is not on the critical path costs no time, because it runs in parallel.
     """
     names = _names(rows)
     found = ["", "of the step, in ms".ljust(2 + len(names[0])) + "".join(f"{kind:>11}" for kind in _KINDS)]

@@ -1,4 +1,4 @@
-"""The task of a model, a loss and a batch that a program holds, whose passes a prediction measures on copies."""
+"""The task of a model, a loss and a batch that a program passes. A prediction measures its passes on copies."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ OwnLoss = Callable[["torch.nn.Module", Batch], Any]
 
 
 class GivenModel(Task):
-    """The task of a `model` on `device`, and of its `loss` on one `batch`, which stands for all batches.
+    """The task of a `model` on `device`, with its `loss` on one `batch`, which stands for all batches.
 
-    The model, which `check_model` has accepted, and the batch are copied, so that passes change neither. Raises
+    The model must have been accepted by `check_model`. Model and batch are copied, so that passes do not change them. Raises
     ConfigurationError for a batch on another device, and for a model or a batch that cannot be copied.
     """
 
@@ -42,14 +42,14 @@ class GivenModel(Task):
                     f"the batch lies on {tensor.device}, and the model on {self.device}: move one to the other's device"
                 )
         self._model, self._batch, self._loss = _copied(model, "model"), _copied(batch, "batch"), loss
-        self._writes = False  # the loss writes its batch, so that every pass needs another copy
+        self._writes = False  # True if the loss function writes to its batch, so that every pass needs a new copy
 
     def model(self) -> torch.nn.Module:
-        """Return another copy of the model, on the host."""
+        """Return a new copy of the model on the host."""
         return copy.deepcopy(self._model).cpu()
 
     def train_data(self) -> GivenModel:
-        """Return this object, which holds as many examples as the batch has."""
+        """Return this object, whose length is the number of examples in the batch."""
         return self
 
     eval_data = train_data
@@ -58,15 +58,15 @@ class GivenModel(Task):
         return length(self._batch) or 1
 
     def batch(self, indices: npt.NDArray[np.int64], rng: np.random.Generator | None) -> Batch:
-        """Return the batch, whatever the indices."""
+        """Return the batch. The indices are ignored."""
         return self._batch
 
     def size(self, batch: Batch) -> int:
-        """Return the number of examples: the length of the first tensor, else 1."""
+        """Return the number of examples: the length of the batch's first tensor, or 1 without a tensor."""
         return len(self)
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, Any]:
-        """Return the program's loss of a batch. Its outputs are not used. Raises ConfigurationError unless it is one number."""
+        """Return the program's loss of a batch; outputs are not used. Raises ConfigurationError unless the loss is one number."""
         import torch
 
         found = self._loss(model, copy.deepcopy(batch) if self._writes else batch)
@@ -80,7 +80,7 @@ class GivenModel(Task):
         return loss, None
 
     def check_loss(self) -> None:
-        """Compute the loss once, on a copy. Raises ConfigurationError if no backward pass could follow it."""
+        """Compute the loss once, on a copy. Raises ConfigurationError if a backward pass from this loss is impossible."""
         from psnode.worker.reached import Reach, parameters_of
 
         model = copy.deepcopy(self._model)
@@ -131,7 +131,7 @@ def _refuse_compiled(model: torch.nn.Module) -> None:
 
 
 def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
-    """Return the module that torch's DistributedDataParallel or DataParallel has wrapped; any other module is its own."""
+    """Return the module inside torch's DistributedDataParallel or DataParallel; return any other module unchanged."""
     from torch.nn.parallel import DataParallel, DistributedDataParallel
 
     found: torch.nn.Module = model
@@ -141,7 +141,7 @@ def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def device_of(model: torch.nn.Module) -> torch.device:
-    """Return the one device of all tensors of a model. Raises ConfigurationError for several, and for none that computes."""
+    """Return the device that holds all tensors of a model. Raises ConfigurationError if there is no single usable one."""
     found = sorted({str(value.device) for _, value in (*tensor_names.parameters(model), *tensor_names.buffers(model))})
     device = next(model.parameters()).device
     if len(found) > 1:
@@ -153,10 +153,10 @@ def device_of(model: torch.nn.Module) -> torch.device:
 
 @contextmanager
 def undisturbed(model: torch.nn.Module) -> Iterator[None]:
-    """Restore at exit the model, its gradients, and the random generators of Python, NumPy and torch, of CUDA if it is in use.
+    """Restore the model, its gradients and the random generators of Python, NumPy and torch at exit (CUDA's too if it is in use).
 
-    Inside, the model has no gradients, losses have graphs, even if the caller computes without them, and the current CUDA device
-    is that of the model.
+    Inside the context, the model has no gradients, losses have graphs even if the caller has disabled gradients, and the current
+    CUDA device is the model's device.
     """
     import torch
 
@@ -189,7 +189,7 @@ def _copied(value: Any, name: str) -> Any:
 
 
 def _tensors(batch: Batch) -> Iterator[torch.Tensor]:
-    """Yield the tensors of a batch, also those inside tuples, lists and mappings."""
+    """Yield the tensors of a batch, including those inside tuples, lists and mappings."""
     import torch
 
     if isinstance(batch, torch.Tensor):

@@ -1,7 +1,7 @@
 """A step of a job in the model: the work of workers and roots on each group, in the order in which it becomes possible.
 
-A group's gradients and weights travel on its route. Its root decodes, updates and codes on the cores of its own host, which
-a root that is a worker shares with that worker's passes and coding.
+A group's gradients and weights travel on the group's route. The root of the group decodes, updates and codes on the cores of its
+own host. If the root is a worker, it shares these cores with the worker's passes and coding.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from psnode.plans.prediction import MOST_SPANS, PredictedSpan
 from psnode.plans.roles import MASTER as MASTER_RANK
 from psnode.plans.roles import Layout
 
-_STEPS = 5  # simulated; the last one counts, when the pipeline is steady
-_DIGITS, _TOUCHING = 7, 2e-7  # of the seconds of spans
+_STEPS = 5  # simulated steps; only the last one counts, since the pipeline is steady by then
+_DIGITS, _TOUCHING = 7, 2e-7  # decimals of the seconds of spans; seconds between spans that count as touching
 
 
 class StepTime(NamedTuple):
-    """The `seconds` of a step, how they are spent by kind along the chain of causes, and the share of cores in use."""
+    """The `seconds` of a step, the seconds `spent` by kind of work along the chain of causes, and the share of `cores` in use."""
 
     seconds: float
     spent: dict[str, float]
@@ -31,14 +31,14 @@ class StepTime(NamedTuple):
 
     @property
     def binds(self) -> str:
-        """The resource of which more would shorten the step: cores if all are in use, else the kind with most of the time."""
+        """The bottleneck: the cores if all are in use, otherwise the kind of work that takes the most time."""
         if self.cores > 0.95:
             return "cores"
         return max(self.spent, key=lambda kind: self.spent[kind], default=PASSES)
 
 
 def step_without_links(profile: Profile, costs: SchemeCosts) -> float:
-    """Return the modelled seconds of a worker's step on the measured host while nothing else runs: weights are there at once."""
+    """Return the modelled seconds of a worker's step on the measured host if nothing else runs and weights arrive immediately."""
     graph = Graph()
     scenario = Scenario(1, None, 0.0, profile.host.cores)
     worker = _Worker(graph, HostModels(graph, scenario, profile.host, ranks=1), 0, profile, costs, [])
@@ -48,19 +48,19 @@ def step_without_links(profile: Profile, costs: SchemeCosts) -> float:
 
 
 def job_step(profile: Profile, costs: SchemeCosts, scenario: Scenario, routes: Sequence[Route] | None = None) -> StepTime:
-    """Return the step time of `scenario.workers` workers and a master under a scheme.
+    """Return the step time of a master and `scenario.workers` workers under a scheme.
 
-    `routes`: those of the groups of `costs`; without them the master is the root of all groups.
+    `routes`: the routes of the groups of `costs`; without routes, the master is the root of all groups.
     """
     job = _Job(profile, costs, scenario, routes)
     return steady(job.graph, job.hosts, job.begins)
 
 
 def step_spans(profile: Profile, costs: SchemeCosts, scenario: Scenario) -> tuple[PredictedSpan, ...]:
-    """Return the work in the step whose time is that of `job_step`, between the ends of two versions on the master.
+    """Return the work in the step whose time `job_step` returns, between the ends of two versions on the master.
 
-    It is the work of the master, and that of the worker whose gradient comes last, with its frames. Touching spans of a kind and
-    group are one. Empty for more than MOST_SPANS spans, and for a scheme without groups.
+    This is the work of the master, and the work and the frames of the worker whose gradient comes last. Touching spans of the
+    same kind and group are joined. The result is empty if there are more than MOST_SPANS spans, and for a scheme without groups.
     """
     if not costs.groups:
         return ()
@@ -87,7 +87,7 @@ def step_spans(profile: Profile, costs: SchemeCosts, scenario: Scenario) -> tupl
 class _Note(NamedTuple):
     """Work of a kind of psnode.plans.prediction.SPANS, from the beginning of activity `first` to the end of activity `last`.
 
-    `rank`: that of the worker for its work and its frames, MASTER_RANK for the master's work.
+    `rank`: the rank of the worker for a worker's work and frames; MASTER_RANK for the master's work.
     """
 
     kind: str
@@ -98,7 +98,7 @@ class _Note(NamedTuple):
 
 
 class _Job:
-    """The graph of a job of some steps. `begins`: by step, the beginnings of the backward passes; `notes`: by step, its work."""
+    """The graph of several steps of a job. By step, `begins`: the beginnings of the backward passes; `notes`: all work."""
 
     def __init__(self, profile: Profile, costs: SchemeCosts, scenario: Scenario, routes: Sequence[Route] | None = None) -> None:
         layout = Layout(scenario.workers)
@@ -133,7 +133,7 @@ class _Job:
                 {root: self._roots[root].close(index, found, self.notes[-1]) for root, found in there.items()}
                 for index, there in enumerate(frames)
             ]
-            # the master hears of groups that close elsewhere before it tells all workers
+            # the master is informed of groups that close on other ranks before it informs all workers
             known = [
                 done if root == MASTER_RANK else hosts.wait(scenario.round_trip / 2, [done])
                 for there in closed
@@ -144,7 +144,7 @@ class _Job:
                 complete[place] = [hosts.wait(scenario.round_trip / 2, known)]
 
     def _arrival(self, index: int, rank: int, there: dict[int, int]) -> int:
-        """Return the activity that ends when a group's weights are on `rank`, as those of the ranks in `there` do."""
+        """Return the activity that ends when a group's weights are on `rank`. `there`: these activities by rank, if known."""
         if rank not in there:
             source = self._routes[index].down(rank)
             follows = self._arrival(index, source, there)
@@ -152,7 +152,7 @@ class _Job:
         return there[rank]
 
     def _send(self, kind: str, source: int, target: int, group: int, nbytes: int, follows: int) -> int:
-        """Add a frame of a group; return the activity that ends when it is there. One that stays on its rank takes no time."""
+        """Add a frame of a group; return the activity that ends when it arrives. A frame to its own rank takes no time."""
         if source == target:
             return follows
         if (source, target) not in self._connections:
@@ -164,7 +164,7 @@ class _Job:
 
 
 def steady(graph: Graph, hosts: HostModels, begins: Sequence[Sequence[int]]) -> StepTime:
-    """Run the graph; return the time between the last two beginnings of a backward pass, which is the mean over the workers."""
+    """Run the graph; return the time between the last two beginnings of a backward pass, as a mean over the workers."""
     schedule = graph.run()
     start, stop = (sum(float(schedule.begin[index]) for index in marks) / len(marks) for marks in begins[-2:])
     spent = schedule.path(begins[-1][0], float(schedule.begin[begins[-2][0]]), graph.kinds)
@@ -172,7 +172,7 @@ def steady(graph: Graph, hosts: HostModels, begins: Sequence[Sequence[int]]) -> 
 
 
 class _Worker:
-    """A worker's threads. `backward`: the activity with which the last step's backward pass began; `last`: its last activity."""
+    """A worker's threads. `backward`: the first activity of the last step's backward pass; `last`: the worker's last activity."""
 
     def __init__(
         self, graph: Graph, hosts: HostModels, rank: int, profile: Profile, costs: SchemeCosts, notes: list[list[_Note]]
@@ -183,7 +183,8 @@ class _Worker:
         self.last = self.backward = graph.add(PASSES, 0, [])
 
     def step(self, arrived: Sequence[Sequence[int]], complete: Sequence[int]) -> list[int]:
-        """Add a step on weights that `arrived`, by group. Return by group the activity in which its gradient is coded."""
+        """Add a step on weights that arrive by group with the activities `arrived`. Return by group the activity that codes its
+        gradient."""
         groups, profile = self._costs.groups, self._profile
         now = 0.0
         for index in sorted(range(len(groups)), key=lambda index: groups[index].needed):
@@ -205,7 +206,7 @@ class _Worker:
         return found
 
     def _main(self, seconds: float, follows: Sequence[int] = (), kind: str = PASSES, group: int = -1) -> int:
-        """Add work of the training thread, on a group's weights if it is coding."""
+        """Add work of the training thread. If the work is coding, `group` is the group whose weights are decoded."""
         self.last = self._hosts.compute(kind, self.rank, max(seconds, 0.0), [self.last, *follows])
         self._note("passes" if kind == PASSES else "apply", group, self.last)
         return self.last
@@ -216,7 +217,7 @@ class _Worker:
 
 
 class _Root:
-    """The threads of the shard on `rank`, the root of `groups`: the one that takes frames, and its lanes."""
+    """The threads of the shard on `rank`, the root of `groups`: the thread that takes frames, and the lanes."""
 
     def __init__(
         self, graph: Graph, hosts: HostModels, rank: int, groups: Sequence[int], costs: SchemeCosts, scenario: Scenario
@@ -227,11 +228,11 @@ class _Root:
         self._lanes = {group: lanes[place % len(lanes)] for place, group in enumerate(groups)}
 
     def handle(self, arrived: int) -> int:
-        """Add the work of the thread that takes frames on one of them."""
+        """Add the work of the thread that takes frames on a frame that arrives with the activity `arrived`."""
         return self._hosts.compute(MASTER, self._rank, self._costs.bookkeeping, [arrived], queue=self._main)
 
     def close(self, index: int, frames: Sequence[int], notes: list[_Note]) -> int:
-        """Add the decoding of a group's frames and its update; return the activity in which its weights are ready to be sent."""
+        """Add the decoding of a group's frames and its update; return the activity after which its weights can be sent."""
         group: GroupCosts = self._costs.groups[index]
         lane, rank = self._lanes[index], self._rank
         decoded = [self._hosts.compute(MASTER, rank, group.decode, [frame], queue=lane, urgency=-index) for frame in frames]

@@ -1,4 +1,4 @@
-"""Predictions for a model of a program, from its own loss on a batch: the result of psnode.plan."""
+"""Predictions for a model of a program, from the program's own loss on a batch: the result of psnode.plan."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from psnode.task import Batch
 
 Rates = str | None | Sequence[str | None]
-# settings that the program's own model, loss and batch decide, or that a prediction cannot follow, by the reason
+# by reason, the settings that a prediction cannot take: the program's own model, loss and batch decide them, or they are not
+# modelled
 _NOT_HERE = {
     "the model is the program's own": ("task", "task_option", "network"),
     "the batch is the program's own": (
@@ -56,9 +57,9 @@ _NO_GROUPS = "DDP is not compared, since this torch is built without it"
 
 @dataclass(frozen=True)
 class RatePrediction:
-    """Predictions at one rate of the links: `forecasts`, the fastest first, their `verdict`, and `sentences` that tell it.
+    """Predictions at one rate of the links: `forecasts`, the fastest first, their `verdict`, and the `sentences` that state it.
 
-    `scenario`: the rate with the number of workers and their hosts.
+    `scenario`: the rate, the number of workers and their hosts.
     """
 
     forecasts: tuple[Forecast, ...]
@@ -69,10 +70,11 @@ class RatePrediction:
 
 @dataclass(frozen=True)
 class OwnModelPlan:
-    """Predictions for a model of a program. As text: the tables of `psnode plan`.
+    """Predictions for a model of a program. Their text consists of the tables of `psnode plan`.
 
-    `profile`: the measurement. `workers`: their number. `by_rate`: the predictions, by the text of the rate. `limit`: the rate in
-    bit/s below which compression pays; None as in psnode.jobs.planning.forecast.limit_of. `notes`: lines on parts left out.
+    `profile`: the measurement. `workers`: the number of workers. `by_rate`: the predictions, by the text of the rate. `limit`:
+    the rate in bit/s below which compression pays; None as in psnode.jobs.planning.forecast.limit_of. `notes`: lines about
+    predictions that were left out.
     """
 
     profile: Profile
@@ -89,14 +91,14 @@ class OwnModelPlan:
         return "\n".join([*lines, *(["", *self.notes] if self.notes else [])])
 
     def save(self, file: Path | str) -> None:
-        """Save the profile for `psnode plan --profile FILE`, creating its folder if needed."""
+        """Save the profile for `psnode plan --profile FILE`. The folder is created if it does not exist."""
         self.profile.save(Path(file))
 
     def save_plan(self, file: Path | str, rate: str | None = None) -> str:
-        """Save the best scheme's plan at a rate, for plan=FILE of a session, and return the scheme's name.
+        """Save the plan of the best scheme at a rate, for plan=FILE of a session, and return the scheme's name.
 
-        `rate`: a key of `by_rate`, which may be left out if there is one. Raises ConfigurationError for another, and if the
-        record of losses speaks against every scheme.
+        `rate`: a key of `by_rate`; it may be left out if `by_rate` has only one. Raises ConfigurationError for an unknown rate,
+        and if the record of losses speaks against every scheme.
         """
         name = next(iter(self.by_rate)) if rate is None and len(self.by_rate) == 1 else rate
         found = None if name is None else self.by_rate.get(name)
@@ -124,7 +126,7 @@ def plan_own_model(
 ) -> OwnModelPlan:
     """Return the predictions. See psnode.plan for the parameters; `given` are settings of train.
 
-    Raises ConfigurationError, after which, as always, model and process are as before.
+    Raises ConfigurationError. In every case, model and process are afterwards as before.
     """
     workers = _whole("workers", workers)
     speeds = _speeds(rate)
@@ -179,7 +181,7 @@ def _measured(
 
 
 def _configured(task: GivenModel, model: torch.nn.Module, given: Mapping[str, Any]) -> Config:
-    """Return the configuration of a run with the `given` settings, which outrank PSNODE_* variables."""
+    """Return the configuration of a run with the `given` settings, which override PSNODE_* variables."""
     known, refused = settings(), {name: reason for reason, names in _NOT_HERE.items() for name in names}
     for name in given:
         if name not in known:
@@ -194,7 +196,7 @@ def _configured(task: GivenModel, model: torch.nn.Module, given: Mapping[str, An
 
 
 def _speeds(rate: Rates) -> dict[str, float | None]:
-    """Return the rates in bit/s by their texts; None for links that cost no time."""
+    """Return the rates in bit/s by their texts; None stands for links that cost no time."""
     texts = [NO_RATE if each is None else each for each in ([rate] if rate is None or isinstance(rate, str) else rate)]
     found: dict[str, float | None] = {}
     for text in texts:

@@ -1,4 +1,4 @@
-"""Profiles, from which steps are predicted: the passes of a model, coding under several schemes, and the host."""
+"""Profiles, the measurements behind predictions: the passes of a model, coding under several schemes, and the host."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class TensorTimes:
-    """A trainable tensor: its shape, two times in seconds, and its name, which is empty in profiles of earlier versions.
+    """A trainable tensor: its shape, two times in seconds, and its name (empty in profiles of earlier versions).
 
-    `ready`: from the beginning of the backward pass until its gradient is finished. `needed`: from the beginning of the forward
-    pass until its first use.
+    `ready`: from the beginning of the backward pass until the tensor's gradient is finished. `needed`: from the beginning of the
+    forward pass until the tensor's first use.
     """
 
     shape: tuple[int, ...]
@@ -30,18 +30,18 @@ class TensorTimes:
 
     @property
     def nbytes(self) -> int:
-        """Bytes as float32."""
+        """Size of the tensor as float32, in bytes."""
         return 4 * math.prod(self.shape)
 
 
 @dataclass(frozen=True)
 class GroupCosts:
-    """A group of a plan: its frames in bytes, and the seconds of one core that it costs in a step.
+    """A group of a plan: the bytes of its frames, and the seconds of one core that it costs in a step.
 
-    `up`, `down`: a frame of the gradient, and of the weights or their change. `encode`, `apply`: on a worker. `decode`: on the
-    master, for each worker. `update`: on the master, from the finished sum to the frame for the workers. `ready`, `needed`: as in
-    TensorTimes, of the last gradient and of the first weight. `coded`, `plain`: coordinates that are coded, and those that travel
-    as they are; 0 in profiles of earlier versions.
+    `up`: bytes of a frame with the gradient. `down`: bytes of a frame with the weights or their change. `encode`, `apply`:
+    seconds on a worker. `decode`: seconds on the master for each worker. `update`: seconds on the master from the finished sum to
+    the frame for the workers. `ready`, `needed`: as in TensorTimes, of the group's last gradient and of the weight that is used
+    first. `coded`, `plain`: numbers of coordinates that are coded, and that travel uncoded; 0 in profiles of earlier versions.
     """
 
     up: int
@@ -58,13 +58,13 @@ class GroupCosts:
 
 @dataclass(frozen=True)
 class SchemeCosts:
-    """A scheme: its groups, `bookkeeping`, the master's other work for each frame, and `extra`, both in seconds.
+    """A scheme: its `groups`, and in seconds `bookkeeping`, the master's other work for each frame, and `extra`.
 
-    `extra`: the seconds by which a worker's measured step, without communication, exceeded the model of it.
-    `settings`, `plan`: its settings and its plan, as plan files hold them (psnode.plans.plan_file). `grouping`: the settings by
-    which the plan was made (psnode.plans.rule.grouping_of); empty in profiles of earlier versions.
-    `accuracy`: a line with the recorded loss of the scheme beside dense; empty if none is recorded. `lossy`: False for schemes
-    whose gradients travel as float32, fp16 or bf16. `doubtful`: True if the record or the codec's kind speaks against it.
+    `extra`: the difference between a worker's measured step without communication and the modelled one. `settings`, `plan`: as in
+    plan files (psnode.plans.plan_file). `grouping`: the settings by which the plan was made (psnode.plans.rule.grouping_of);
+    empty in profiles of earlier versions. `accuracy`: a line that compares the recorded loss of the scheme with that of dense;
+    empty if no loss is recorded. `lossy`: False for schemes whose gradients travel as float32, fp16 or bf16. `doubtful`: True if
+    the recorded loss or the kind of the codec speaks against the scheme.
     """
 
     groups: tuple[GroupCosts, ...]
@@ -83,9 +83,9 @@ class HostCosts:
     """Costs of a host, in seconds of one core.
 
     `send`, `receive`: for each byte through TCP. `message`: for each message through MPI, at each end. `add`: for each byte of
-    float32 added. `cores`: those of the measured host.
-    `crowded`: rate of a core while all cores work on passes, relative to a core that works alone. `mpi`: for each byte of a frame
-    through MPI, at each end; 0 if it was not measured.
+    float32 that is added. `cores`: the number of cores of the measured host. `crowded`: the rate of a core while all cores work
+    on passes, relative to its rate when it works alone. `mpi`: for each byte of a frame through MPI, at each end; 0 if it was not
+    measured.
     """
 
     send: float
@@ -109,11 +109,12 @@ class HostCosts:
 
 @dataclass(frozen=True)
 class Profile:
-    """A model's step on one worker. `forward`, `backward`, `optimizer`: seconds; the last is that of torch's own optimizer.
-    Passes over earlier batches of the step count as part of `forward`.
+    """Measurements of a model's step on one worker.
 
-    `tensors`: in the order in which their gradients finish. `schemes`: by flags. `ddp`: by hook, the seconds that DDP adds to the
-    passes of a process that is alone in its job. `of_adam`: the optimizer is one of Adam's relatives.
+    `forward`, `backward`, `optimizer`: seconds; `optimizer` is the time of torch's own optimizer. If a step has several batches,
+    `forward` includes the passes over all batches before the last one. `tensors`: in the order in which their gradients finish.
+    `schemes`: by flags. `ddp`: by hook, the seconds that DDP adds to the passes of a process that is alone in its job. `of_adam`:
+    True if the optimizer is Adam or a relative of Adam.
     """
 
     model: str
@@ -135,11 +136,11 @@ class Profile:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the gradient as float32."""
+        """Size of the gradient as float32, in bytes."""
         return sum(tensor.nbytes for tensor in self.tensors)
 
     def save(self, file: Path) -> None:
-        """Write the profile as JSON, creating its folder if needed. Raises ConfigurationError if that fails."""
+        """Write the profile as JSON, creating its folder if needed. Raises ConfigurationError if it cannot be written."""
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(to_json({"format": FORMAT, **asdict(self)}, indent=1) + "\n")
@@ -148,7 +149,7 @@ class Profile:
 
     @classmethod
     def load(cls, file: Path) -> Profile:
-        """Return a saved profile. Raises ConfigurationError if `file` holds none of this format."""
+        """Return a saved profile. Raises ConfigurationError if `file` is not a profile of this format."""
         try:
             found = json.loads(file.read_bytes())
             if found.pop("format") != FORMAT:
@@ -167,8 +168,10 @@ class Profile:
 
 
 def waiting(profile: Profile) -> Profile:
-    """Return the profile of workers whose forward passes begin when all weights have arrived, as those of a session do, and those
-    without overlap."""
+    """Return the profile changed for workers whose forward passes begin only when all weights have arrived.
+
+    The workers of sessions are such workers, and so are those without overlap.
+    """
     schemes = {
         name: replace(costs, groups=tuple(replace(group, needed=0.0) for group in costs.groups))
         for name, costs in profile.schemes.items()

@@ -1,4 +1,4 @@
-"""Measurement of a profile on this host: a model's passes, and a worker's and the master's work under every scheme."""
+"""Measurement of a profile on this host: a model's passes, and the work of a worker and of the master under every scheme."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from psnode.task import Task
     from psnode.worker.computation import Computation
 
-_STEPS, _SECONDS = 7, 1.0  # least number of steps of a measurement, and the seconds that it takes for fast models
-# seconds of work on a message of the thread that calls MPI, which is not started here: docs/results/2026-11-23-threads.md
+_STEPS, _SECONDS = 7, 1.0  # minimum steps of a measurement, and minimum seconds
+# seconds that the MPI thread works on a message; measurements do not start this thread: docs/results/2026-11-23-threads.md
 _MESSAGE = 1e-4
-_PASSES = 5  # passes of which the one of median duration counts
-_UPDATES = ("finish", "norm", "protect", "update", "constrain", "average", "downlink")  # spans of the master that close a group
+_PASSES = 5  # number of passes, of which the pass with the median duration counts
+_UPDATES = ("finish", "norm", "protect", "update", "constrain", "average", "downlink")  # the master's spans that close a group
 
 
 def measure(
@@ -52,10 +52,10 @@ def measure(
 ) -> Profile:
     """Return the profile of the model that `config` trains, under each of `schemes`, by flags.
 
-    Batches are those of training; nothing is trained. With several batches in a step, the forward pass stands for all passes
-    before the last backward pass. `ranks`: those of the job that share a host, and its cores unless --threads is set. `task`
-    replaces the task that `config` names, and `device` the one that it chooses. Raises ConfigurationError for settings that train
-    would refuse.
+    Batches are those of training; nothing is trained. If a step has several batches, the forward pass stands for all passes
+    before the last backward pass. `ranks`: the number of ranks that share a host; they divide its cores unless --threads is set.
+    `task` replaces the task that `config` names; `device` replaces the device that the task chooses. Raises ConfigurationError
+    for settings that train would refuse.
     """
     import torch
 
@@ -75,7 +75,7 @@ def measure(
         tensors, forward = tensor_times(ground, whole)
         tell("this host and DDP")
         send, receive = socket_costs()
-        # forks have no threads of torch, and other cores are idle only if the passes use one
+        # forks have no threads of torch, and the other cores are idle only if the passes use a single core
         crowded = crowding(alone.step, max(_SECONDS / 2, 2 * whole)) if threads == 1 and ground.device.type == "cpu" else 1.0
         profile = Profile(
             config.network if config.task is None else config.task.removeprefix(PASSED), threads, forward, whole - forward,
@@ -94,9 +94,9 @@ def measure(
 
 
 def tensor_times(ground: TimedModel, whole: float) -> tuple[dict[str, TensorTimes], float]:
-    """Return the times of the trainable tensors, by name, and the seconds of the forward pass.
+    """Return the times of the trainable tensors by name, and the seconds of the forward pass.
 
-    Both passes are measured with hooks, and scaled so that together they take `whole`, the seconds without hooks.
+    Both passes are measured with hooks, and then scaled so that their sum is `whole`, the seconds without hooks.
     """
     from psnode.exchange.flat_model import trainable
     from psnode.worker.backward_hooks import finish_times
@@ -116,9 +116,9 @@ def tensor_times(ground: TimedModel, whole: float) -> tuple[dict[str, TensorTime
 
 
 def first_uses(ground: TimedModel, model: torch.nn.Module, computation: Computation) -> tuple[dict[str, float], float]:
-    """Return the seconds from the beginning of the forward pass to each parameter's first use, and those of the whole pass.
+    """Return for each parameter the seconds from the beginning of the forward pass to its first use, and the seconds of the pass.
 
-    A parameter counts as used when its module is called; one whose module is never called is used at the beginning.
+    A parameter counts as used when its module is called. If its module is never called, it counts as used at the beginning.
     """
     from psnode.tasks import tensor_names
 
@@ -147,7 +147,10 @@ def first_uses(ground: TimedModel, model: torch.nn.Module, computation: Computat
 
 
 def _optimizer_seconds(ground: TimedModel, config: Config) -> float:
-    """Return the seconds of a step of torch's fused optimizer under DDP. Those that DDP is not compared with count as AdamW."""
+    """Return the seconds of a step of torch's fused optimizer under DDP.
+
+    Optimizers that are not compared with DDP count as AdamW.
+    """
     import torch
 
     parameters = [parameter for parameter in ground.model().to(ground.device).parameters() if parameter.requires_grad]

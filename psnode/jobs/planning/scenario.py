@@ -8,19 +8,20 @@ from dataclasses import dataclass
 from psnode.jobs.planning.profile import HostCosts
 from psnode.jobs.planning.simulation import ActivityTimes, Graph, Resource
 
-GOODPUT = 1448 / 1514  # payload of a full Ethernet frame, with TCP's time stamps, over the frame, as shapers of links count it
+GOODPUT = 1448 / 1514  # payload of a full Ethernet frame with TCP time stamps, divided by the frame as link shapers count it
 
-# kinds of activities, by which the time of a step is told
+# kinds of activities, by which the time of a step is broken down
 PASSES, CODING, MASTER, TRANSPORT, LINK, LATENCY = "passes", "coding", "master", "transport", "link", "latency"
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """`workers`, each on a host of its own with `cores` cores, and a link of `rate` bit/s each way, None if it costs nothing.
+    """`workers`, each on its own host with `cores` cores and a link of `rate` bit/s each way (None: transfers cost no time).
 
-    `round_trip`: of a small message, in seconds. `shared`: all ranks share the cores of one machine, as emulated hosts do.
-    `burst`: bytes that a link carries at once after a pause, as links do that a token bucket limits. `uneven`: TCP's connections
-    through one link get up to this much more or less than equal parts, so that some workers are ahead of others.
+    `round_trip`: the seconds that a small message and its answer take. `shared`: True if all ranks share the cores of one
+    machine, as on emulated hosts. `burst`: bytes that a link carries immediately after a pause, as if limited by a token bucket.
+    `uneven`: TCP connections through one link deviate from equal shares by up to this fraction, so that some workers are ahead of
+    others.
     """
 
     workers: int
@@ -33,7 +34,10 @@ class Scenario:
 
 
 class HostModel:
-    """The cores and the link of one rank, in a graph. `inward`, `outward`: the directions of the link; None without a rate."""
+    """The cores and the link of one rank, in a graph.
+
+    `inward`, `outward`: the two directions of the link; None if the scenario has no rate.
+    """
 
     def __init__(self, graph: Graph, cores: int, scenario: Scenario) -> None:
         self.cores = cores
@@ -45,7 +49,7 @@ class HostModel:
 
 
 class HostModels:
-    """The hosts of `ranks` ranks, one for each, under a scenario in a graph."""
+    """The hosts of `ranks` ranks in a graph, one host for each rank, in a scenario."""
 
     def __init__(self, graph: Graph, scenario: Scenario, costs: HostCosts, *, ranks: int) -> None:
         self._graph, self._costs = graph, costs
@@ -65,22 +69,23 @@ class HostModels:
         queue: int | None = None,
         urgency: float = 0.0,
     ) -> int:
-        """Add `seconds` of a core of a host."""
+        """Add an activity that takes `seconds` on a core of a host."""
         return self._graph.add(kind, seconds, [self.hosts[host].cores], follows, queue=queue, urgency=urgency)
 
     def transfer(
         self, source: int, target: int, nbytes: float, follows: Iterable[int], connection: int, *, by_mpi: bool = True
     ) -> int:
-        """Add a message in a `connection`, a queue, and the work of both ends; return the activity that ends when it is there.
+        """Add a message and the work of both ends; return the activity that ends when the message has arrived.
 
-        `by_mpi`: it costs the thread that calls MPI some time at each end, besides that for each byte.
+        `connection`: the queue of the message. `by_mpi`: True if the message goes through MPI, which also costs a fixed time at
+        each end.
         """
         costs = self._costs
         message, send, receive = (costs.message, costs.sends, costs.takes) if by_mpi else (0.0, costs.send, costs.receive)
         graph, ends = self._graph, (self.hosts[source], self.hosts[target])
         follows = tuple(follows)
         links = [link for link in (ends[0].outward, ends[1].inward) if link is not None]
-        place = max(source, target) / max(1, len(self.hosts) - 1)  # of the rank that is not the master, from 0 to 1
+        place = max(source, target) / max(1, len(self.hosts) - 1)  # position of the rank that is not the master, from 0 to 1
         weight = 1.0 + self._uneven * (2 * place - 1)
         wire = graph.add(LINK, nbytes if links else 0.0, links, follows, queue=connection, weight=weight)
         sent = self.compute(TRANSPORT, source, message + nbytes * send, follows, queue=ends[0].transport)
@@ -88,11 +93,11 @@ class HostModels:
         return self.wait(self._half_trip, (wire, sent, taken))
 
     def wait(self, seconds: float, follows: Iterable[int]) -> int:
-        """Add a delay that occupies nothing."""
+        """Add a delay that uses neither cores nor links."""
         return self._graph.add(LATENCY, seconds, [self._delay], follows)
 
     def cores_in_use(self, schedule: ActivityTimes, start: float, stop: float) -> float:
-        """Return the greatest share of a host's cores that work between two times."""
+        """Return the mean share of cores in use between two times, on the host where this share is greatest."""
         pools = {host.cores for host in self.hosts}
         return max(
             schedule.load(pool, start, stop) / (self._graph.resources[pool].full * (stop - start)) if stop > start else 0.0

@@ -1,4 +1,4 @@
-"""A scheme followed by flags of `psnode train`, as in "qsgd --downlink dense", as settings by name."""
+"""A scheme followed by flags of `psnode train`, as in "qsgd --downlink dense", converted to settings by name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from psnode.config import settings
 from psnode.config.declaration import Setting, nearest
 from psnode.errors import ConfigurationError
 
-# settings that must be the same for all schemes that are compared
+# settings that must be the same for all compared schemes
 _FIXED = frozenset(
     {
         "task", "task_option", "network", "dataset", "data_dir", "batch_size", "seed", "threads", "max_steps", "epochs",
@@ -20,10 +20,10 @@ _FIXED = frozenset(
 
 
 def scheme_settings(text: str, fixed: Collection[str] = ()) -> dict[str, Any]:
-    """Return the settings in `text`: a scheme and flags, or flags alone.
+    """Return the settings in `text`, which is a scheme and flags, or only flags.
 
-    Raises ConfigurationError for an unknown flag, for one without a value, and for a setting that all compared schemes share:
-    one of _FIXED or of `fixed`.
+    Raises ConfigurationError for an unknown flag, for a flag without a value, and for a setting that all compared schemes share,
+    which is one of _FIXED or of `fixed`.
     """
     given = {}
     for flag, value in flag_pairs(text):
@@ -40,12 +40,15 @@ def scheme_settings(text: str, fixed: Collection[str] = ()) -> dict[str, Any]:
 
 
 def settings_of(flag: str) -> list[Setting]:
-    """Return the one setting that has `flag`, or an empty list."""
+    """Return a list with the setting that has `flag`; empty if there is none."""
     return [setting for setting in settings().values() if flag in (setting.flag, *setting.rules.aliases)]
 
 
 def flag_pairs(text: str) -> list[tuple[str, str | None]]:
-    """Return the flags of `text` with their values; None for a flag without one. A scheme without its flag gets it."""
+    """Return the flags of `text` with their values; the value None stands for a flag without a value.
+
+    A scheme that is given without its flag gets this flag.
+    """
     try:
         split = shlex.split(text)
     except ValueError as error:

@@ -1,10 +1,10 @@
 """Duration of a graph of activities that share cores and links.
 
 An activity is a piece of work on at most two resources, such as a second of a core, or bytes on the two links that a message
-crosses. It begins when all activities that it follows have ended and its queue has nothing more urgent. The activities of a
-resource share it at every moment by their weights, but none gets more than the resource gives to one. This is the fluid model of
-H. Casanova et al., "Versatile, scalable, and accurate simulation of distributed applications and platforms", J. Parallel Distrib.
-Comput. 74, 2014.
+crosses. It begins when all activities that it follows have ended and its queue has no more urgent activity. At every moment, the
+activities on a resource share it in proportion to their weights, but no activity gets more than the resource's maximum for one
+activity. This is the fluid model of H. Casanova et al., "Versatile, scalable, and accurate simulation of distributed applications
+and platforms", J. Parallel Distrib. Comput. 74, 2014.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from psnode.errors import PsnodeError
 
 @dataclass(frozen=True)
 class Resource:
-    """A resource shared by activities. `capacity`: work per second for all together. `most`: work per second for one.
+    """A resource shared by activities. `capacity`: work per second for all together. `most`: maximum work per second for one.
 
-    `crowded`: the rate of one activity, relative to `most`, while the whole capacity is in use; between one activity and the
+    `crowded`: the rate of one activity, relative to `most`, while the whole capacity is in use. Between one activity and the
     whole capacity the rate falls linearly. Cores that share caches or memory have a value below 1.
 
-    `burst`: work that is done at once after a pause, as by a token bucket: unused capacity is kept up to this much.
+    `burst`: work that is done immediately after a pause, as in a token bucket: unused capacity is saved up to this amount.
     """
 
     capacity: float
@@ -41,7 +41,7 @@ class Resource:
 
 
 class Graph:
-    """A graph of activities. Resources and activities are named by the numbers that the methods return."""
+    """A graph of activities. Its methods return numbers, by which resources, queues and activities are named."""
 
     def __init__(self) -> None:
         self.resources: list[Resource] = [Resource(1e300)]
@@ -60,7 +60,8 @@ class Graph:
         return len(self.resources) - 1
 
     def queue(self) -> int:
-        """Add a queue, such as a thread or a connection: its activities run one at a time, the least urgency number first."""
+        """Add a queue, such as a thread or a connection. Its activities run one at a time; the lowest urgency number runs
+        first."""
         self.queues += 1
         return self.queues - 1
 
@@ -75,7 +76,7 @@ class Graph:
         urgency: float = 0.0,
         weight: float = 1.0,
     ) -> int:
-        """Add an activity of `work` on one or two resources, or on none if it takes no time. `kind`: a word for `path`."""
+        """Add an activity of `work` on one or two resources, or on none if it takes no time. `kind`: its name for `path`."""
         first, second = (*on, 0, 0)[:2]
         self.kinds.append(kind)
         self.work.append(work)
@@ -87,7 +88,7 @@ class Graph:
         return len(self.work) - 1
 
     def run(self) -> ActivityTimes:
-        """Return begin and end of every activity. Raises PsnodeError if activities wait for each other in a circle."""
+        """Return the begin and end of every activity. Raises PsnodeError if activities wait for each other in a circle."""
         return _Run(self).times()
 
 
@@ -95,7 +96,7 @@ class Graph:
 class ActivityTimes:
     """Times of all activities in seconds. `work` and `places`: those of the graph.
 
-    `cause`: for each activity the one whose end let it begin, -1 if it began at once.
+    `cause`: for each activity, the activity whose end allowed it to begin, or -1 if it began at the start.
     """
 
     begin: npt.NDArray[np.float64]
@@ -105,14 +106,14 @@ class ActivityTimes:
     places: npt.NDArray[np.int64]
 
     def load(self, resource: int, start: float, stop: float) -> float:
-        """Return the work on `resource` between two times, each activity's spread evenly over its duration."""
+        """Return the work on `resource` between two times. The work of an activity is spread evenly over its duration."""
         here = (self.places == resource).any(axis=1) & (self.work > 0)
         begin, end = self.begin[here], self.end[here]
         inside = np.clip(np.minimum(end, stop) - np.maximum(begin, start), 0, None)
         return float((self.work[here] * inside / np.maximum(end - begin, 1e-12)).sum())
 
     def path(self, last: int, start: float, kinds: Sequence[str]) -> dict[str, float]:
-        """Return the seconds of the chain of causes from time `start` to the end of activity `last`, by kind of activity."""
+        """Return the chain of causes from time `start` to the end of activity `last`, as the seconds of each kind of activity."""
         found: dict[str, float] = {}
         while last >= 0 and self.end[last] > start:
             inside = self.end[last] - max(self.begin[last], start)
@@ -122,7 +123,10 @@ class ActivityTimes:
 
 
 class _Run:
-    """One run over the graph, from event to event: the end of the activity that needs the least time at its present rate."""
+    """One run over the graph, from event to event.
+
+    An event is the end of the activity that finishes first at its present rate.
+    """
 
     def __init__(self, graph: Graph) -> None:
         count = len(graph.work)
@@ -145,7 +149,7 @@ class _Run:
         self._begin, self._end, self._cause = np.full(count, np.nan), np.full(count, np.nan), np.full(count, -1)
         self._over = -1  # the activity that has just ended
         self._now = 0.0
-        self._ready: list[int] = []  # begin at this moment
+        self._ready: list[int] = []  # activities that begin at this moment
         self._unserved: dict[int, int] = {}  # queues that may have an activity to begin, and the activity whose end allows it
         self._active: list[int] = []
         self._left = np.zeros(0)
@@ -162,7 +166,7 @@ class _Run:
         return ActivityTimes(self._begin, self._end, self._cause, self._work, self._places)
 
     def _release(self, index: int) -> None:
-        """Note that all activities before `index` have ended."""
+        """Record that all activities before `index` have ended."""
         queue = self._queue[index]
         if queue is None:
             self._cause[index] = self._over
@@ -172,7 +176,10 @@ class _Run:
             self._unserved.setdefault(queue, self._over)
 
     def _start(self) -> bool:
-        """Begin all activities that are ready; those without work end at once. Return True if any with work has begun."""
+        """Begin all activities that are ready, and end those without work immediately.
+
+        Return True if any activity with work began.
+        """
         begun = list[int]()
         while self._ready or self._unserved:
             while self._ready:
@@ -191,18 +198,18 @@ class _Run:
         return bool(begun)
 
     def _spend(self) -> None:
-        """Do work at once, as far as all its resources have saved capacity."""
+        """Do work immediately, as far as all resources of an activity have saved capacity."""
         if not self._burst.any():
             return
         places = self._places[self._active]
         parts = self._saved / np.maximum(self._counts(places), 1)
-        parts[0] = np.inf  # the second place of activities that use one resource
+        parts[0] = np.inf  # the second place of activities that use only one resource
         done = np.minimum(parts[places].min(axis=1), self._left * (1 - 1e-9))
         self._left = self._left - done
         self._saved -= np.where(self._burst, np.bincount(places.ravel(), np.repeat(done, 2), len(self._saved)), 0.0)
 
     def _counts(self, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the number of activities at each resource."""
+        """Return the number of activities on each resource."""
         return np.bincount(places.ravel(), minlength=len(self._capacity))
 
     def _speeds(self, places: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
@@ -216,7 +223,7 @@ class _Run:
         return found
 
     def _serve(self, queue: int, cause: int) -> None:
-        """Let the most urgent activity of a free queue begin, if one waits."""
+        """Begin the most urgent waiting activity of a queue, if the queue is free and an activity waits."""
         if not self._taken[queue] and self._waiting[queue]:
             self._taken[queue] = True
             index = heapq.heappop(self._waiting[queue])[1]
@@ -234,7 +241,7 @@ class _Run:
                 self._release(later)
 
     def _advance(self) -> None:
-        """Go to the next moment at which an activity ends."""
+        """Advance to the next moment at which an activity ends."""
         places = self._places[self._active]
         speed = self._speeds(places)
         needed = self._left / speed

@@ -1,7 +1,7 @@
-"""Rigs that `psnode bench step` and `psnode plan` time: a worker with its master in one process, and passes alone.
+"""Rigs that `psnode bench step` and `psnode plan` time: a worker with its master in one process, and passes without a worker.
 
-The worker is built by psnode.worker as in a job, with its hooks, coding thread, feedback and receiver. The master handles
-a gradient between two steps: during a timed step no code of the master runs, and the worker does not wait.
+The worker is built by psnode.worker as in a job, with its hooks, coding thread, feedback and receiver. The master handles a
+gradient between two steps: during a timed step, no code of the master runs, and the worker does not wait.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ _SECONDS = 600.0
 class TimedModel:
     """Settings shared by all rigs: the network, the seed, and one batch, which lies on `device` from the beginning.
 
-    `coded_there`: code gradients and decode changes of weights on the device. `findings`: results of the passes with which a
-    worker inspects the network at its start.
+    `coded_there`: True to code gradients and decode changes of weights on the device. `findings`: results of the passes with
+    which a worker inspects the network before the first step.
     """
 
     def __init__(self, task: Task, size: int, device: torch.device, *, coded_there: bool, seed: int) -> None:
@@ -70,7 +70,7 @@ class TimedModel:
         """Return the network with its initial weights, on the host."""
         import torch
 
-        torch.default_generator.manual_seed(self.seed)  # that of the host alone: torch.manual_seed seeds all devices
+        torch.default_generator.manual_seed(self.seed)  # seeds only the host; torch.manual_seed seeds all devices
         return self.task.model()
 
     def computation(self, model: torch.nn.Module) -> Computation:
@@ -86,14 +86,14 @@ class TimedModel:
 
 
 class Coded(NamedTuple):
-    """Numbers of coordinates that travel coded: `there` on the device, `everywhere` in all."""
+    """Numbers of coordinates that are coded: `there`, those coded on the device, and `everywhere`, all of them."""
 
     there: int
     everywhere: int
 
     @property
     def place(self) -> str:
-        """The place of coding, in a word or two for a table."""
+        """The place of coding, as one or two words for a table."""
         if not self.everywhere:
             return "uncoded"
         share = self.there / self.everywhere
@@ -101,7 +101,7 @@ class Coded(NamedTuple):
 
 
 class Alone:
-    """Forward and backward passes without any communication."""
+    """Forward and backward passes without communication."""
 
     sent = received = 0
     gradients = changes = Coded(0, 0)
@@ -124,18 +124,18 @@ class Alone:
         return seconds
 
     def between(self) -> None:
-        """Do nothing: passes alone need no untimed work between steps."""
+        """Do nothing: passes without communication need no untimed work between steps."""
 
     def close(self) -> None:
         """Do nothing: no thread runs."""
 
 
 class Exchanging:
-    """A worker's passes under a scheme, with all its work on gradients and on changes of weights.
+    """The passes of a worker under a scheme, with all its work on gradients and on changes of weights.
 
-    `sent`, `received`: bytes of the last step's frames. `gradient_bytes`, `weight_bytes`: the same by group. `report`: that of
-    the last step. With the setting `timeline`, `spans` returns the work of worker and master. Raises ConfigurationError if steps
-    cannot be taken one by one.
+    `sent`, `received`: bytes of the frames of the last step. `gradient_bytes`, `weight_bytes`: these bytes by group. `report`:
+    the report of the last step. With the setting `timeline`, `spans` returns the work of worker and master. Raises
+    ConfigurationError if steps cannot be taken one by one.
     """
 
     def __init__(self, ground: TimedModel, config: Config, scheme: Scheme) -> None:
@@ -177,7 +177,7 @@ class Exchanging:
         self.changes = Coded(_values(changed), _coded(plan, coding.down or ()))
 
     def step(self) -> float:
-        """Take a step, on weights whose change arrived after the previous step, and return its seconds."""
+        """Take a step and return its seconds. The change of its weights arrived after the previous step."""
         worker, (number, batches, settled, _) = self._worker, self._passes
         self._ground.settle()
         begin = time.perf_counter()
@@ -192,7 +192,7 @@ class Exchanging:
         return self._worker.sender.nbytes
 
     def between(self) -> None:
-        """Let the master apply the gradient and send the next weights. Raises TransportError if the master cannot."""
+        """Make the master apply the gradient and send the next weights. Raises TransportError if the master cannot."""
         open_groups, told, self.received = self._groups, False, 0
         self._shard.open(Round.after(self._version))
         while open_groups or not told:
@@ -217,7 +217,7 @@ class Exchanging:
         self._link.send(_WORKER, Kind.VERSION_COMPLETE, pack_groups([], 0), step=number, version=number)
 
     def spans(self) -> list[dict[str, Any]]:
-        """Return the spans of master and worker since the beginning (psnode.records.timeline)."""
+        """Return the spans of master and worker from the first step on (psnode.records.timeline)."""
         return [*self._tracer.events(), *self._worker.tracer.events()]
 
     def close(self) -> None:
@@ -238,7 +238,7 @@ def _coded(plan: Plan, codecs: Sequence[Codec]) -> int:
 
 @dataclass(frozen=True)
 class _Again:
-    """`Data` that returns the same batch every time, also as the `Feeding` of psnode.worker.data_share."""
+    """`Data` that always returns the same batch. It is also the `Feeding` of psnode.worker.data_share."""
 
     found: Batch
     size: int
@@ -247,7 +247,7 @@ class _Again:
         return self.size
 
     def batch(self, indices: npt.NDArray[np.int64], rng: np.random.Generator | None) -> Batch:
-        """Return the batch, whatever the indices."""
+        """Return the batch. The indices are ignored."""
         return self.found
 
     def feed(self, sampler: Sampler, finished: int, last: int) -> _Again:

@@ -1,1 +1,1 @@
-"""Sessions, in which a user's own program keeps its training loop: settings, data, figures, messages, and a mode without MPI."""
+"""Sessions, in which the user's program keeps its training loop: settings, data, figures, messages, and a mode without MPI."""

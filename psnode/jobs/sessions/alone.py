@@ -1,6 +1,6 @@
-"""The master of a session in a program that is started without MPI: a thread with a copy of the model.
+"""The master of a session whose program was started without MPI: a thread with a copy of the model.
 
-The program itself is the one worker.
+The program itself is the only worker.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WORKER = 1  # rank of the program's own process
 
 
 def ends() -> tuple[LoopbackTransport, LoopbackTransport]:
-    """Return the two connected transports of a master and its one worker."""
+    """Return the two connected transports of a master and its only worker."""
     from psnode.transport.loopback import loopback_group
 
     master, worker = loopback_group(2)
@@ -65,7 +65,7 @@ class MasterThread:
         except PsnodeError as error:
             _LOG.error("error: %s", error)
             self._final.fail([WORKER], error)
-        except (Exception, SystemExit) as error:  # an error in a function of the program that the master calls
+        except (Exception, SystemExit) as error:  # for example, an error in a function of the program that the master calls
             _LOG.exception("the master cannot continue")
             self._final.fail([WORKER], PsnodeError(in_one_line(error)))
         finally:
@@ -73,6 +73,6 @@ class MasterThread:
 
 
 def _listed(group: Mapping[str, Any]) -> Any:
-    """Return the parameters of a group. If they are a generator, such as model.parameters(), return a list of them."""
+    """Return the parameters of a group. A generator, such as model.parameters(), becomes a list."""
     parameters = group.get("params", [])
     return list(parameters) if hasattr(parameters, "__next__") else parameters

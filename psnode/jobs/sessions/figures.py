@@ -1,4 +1,4 @@
-"""Figures of a session: epochs, steps, learning rate and norm of the gradient, on workers and, after the run, on rank 0."""
+"""Figures of a session: epochs, steps, learning rate and gradient norm, on workers and, after the run, on rank 0."""
 
 from __future__ import annotations
 
@@ -21,14 +21,13 @@ if TYPE_CHECKING:
 class Figures(Protocol):
     """The figures of a session, in steps of the whole job.
 
-    * steps_per_epoch, total_steps: the length of an epoch and of the run; epoch: the number of finished epochs
-    * lr: the learning rate of the last step taken; before the first step, the rate of the first step
-    * gradient_norm: L2 norm of the mean gradient of the last step, before clipping; None without clip_grad_norm, and before the
-      first step
+    * steps_per_epoch, total_steps: the length of an epoch and of the run; epoch: the number of finished epochs * lr: the learning
+    rate of the last step that was taken, or, before the first step, of the first step * gradient_norm: the L2 norm of the mean
+    gradient of the last step, before clipping. It is None without clip_grad_norm, and before the first step
     """
 
     @property
-    def steps_per_epoch(self) -> int: ...  # see the class
+    def steps_per_epoch(self) -> int: ...  # see the class's docstring
     @property
     def total_steps(self) -> int: ...
     @property
@@ -40,7 +39,7 @@ class Figures(Protocol):
 
 
 class RecordedFigures:
-    """The figures of a run that has ended, from its records, for rank 0. `steps_per_epoch`: of its last part, see Figures."""
+    """The figures of a run that has ended, from its records, for rank 0. `steps_per_epoch`: of the last part of the run."""
 
     def __init__(self, run: Path, config: Config, steps_per_epoch: int) -> None:
         self._run, self._config = run, config
@@ -55,7 +54,8 @@ class RecordedFigures:
 
     @property
     def total_steps(self) -> int:
-        """The last step of the run. Epochs may have had other numbers of steps earlier, with another number of workers."""
+        """The last step of the run. Earlier epochs may have had other numbers of steps, because the number of workers
+        differed."""
         offset = round(self._last["epoch"] * self.steps_per_epoch) - self._last["step"] if self._last else 0
         return self._config.total_steps(self.steps_per_epoch, offset)
 
@@ -74,7 +74,10 @@ class RecordedFigures:
 
 
 def workers_at_end(run: Path) -> int:
-    """Return the number of workers in the last part of a run: fewer than began it if some have left before its last epoch."""
+    """Return the number of workers in the last part of a run.
+
+    It is less than at the beginning if workers left before the last epoch of the run.
+    """
     _, workers = saved_run(run)["parts"][-1]
     return int(workers)
 
@@ -85,7 +88,7 @@ def epoch_of(task: OwnLoop, config: Config, workers: int) -> int:
 
 
 def before_the_loop(name: str) -> ConfigurationError:
-    """Return the error for the figure `name` if a program reads it before it is known."""
+    """Return the error for a program that reads the figure `name` before it is known."""
     return ConfigurationError(
         f"s.{name} is known inside the loop over s.batches(loader), and after it: the loader says how long an epoch is"
     )
@@ -94,8 +97,8 @@ def before_the_loop(name: str) -> ConfigurationError:
 class WorkerBatches:
     """Iterator over the batches of a rank.
 
-    `draw` returns the next batch, or None at the end. `count`: the length of the iterator, which tqdm shows, None if unknown. It
-    is the number of batches from the creation of the iterator to the end of this start of the run.
+    `draw` returns the next batch, or None at the end. `count`: the length of the iterator, which tqdm shows; None if unknown. The
+    length is the number of batches from the creation of the iterator until the run ends or is stopped.
     """
 
     def __init__(self, draw: Callable[[], Batch | None], count: int | None) -> None:

@@ -7,7 +7,7 @@
             s.step(loss)
 
 Every rank of an MPI job runs the program. Rank 0 is the master, which serves inside `s.batches` and gets no batches; the other
-ranks are workers. Without MPI the program is the one worker, rank 1, and the master is a thread of its process.
+ranks are workers. Without MPI the program is the only worker, rank 1, and the master is a thread of its process.
 """
 
 from __future__ import annotations
@@ -57,15 +57,14 @@ _FINAL_TAG = 1  # tag of the messages with the final weights
 
 
 class Session:
-    """One rank's part of a job whose loop belongs to the program; a context manager.
+    """One rank's part of a job in which the program has its own training loop. A session is a context manager.
 
-    * settings: those of `psnode train`, by their names in Config
-    * constrain(model): restores constraints on the weights after each update, like Task.constrain
-    * parameter_groups: in the format of torch.optim (Task.parameter_groups)
-    * learning_rate(step, lr=, steps_per_epoch=, total_steps=): the user's own schedule (Task.learning_rate)
-    * optimizer: a name, or a function that creates the optimizer of each tensor (Task.optimizer)
-    * gradients: sent during the "backward" pass, or in the "step", so that the loop may change them first
-    * beside: modules or parameters that the loss reaches and that the loop itself trains
+    * settings: the settings of `psnode train`, by their names in Config * constrain(model): restores constraints on the weights
+    after each update, like Task.constrain * parameter_groups: in the format of torch.optim (Task.parameter_groups) *
+    learning_rate(step, lr=, steps_per_epoch=, total_steps=): the user's own schedule (Task.learning_rate) * optimizer: a name, or
+    a function that creates the optimizer of each tensor (Task.optimizer) * gradients: "backward" to send them during the backward
+    pass, or "step" to send them in `step`, so that the loop may change them before * beside: modules or parameters on which the
+    loss depends, but which the loop itself trains
 
     When the block ends, the model of every rank has the weights of the last checkpoint, in its own memory.
     """
@@ -106,18 +105,19 @@ class Session:
         self.rank, self.size = here
         self._stack = contextlib.ExitStack()
         self._transport: Transport | None = None
-        self._master: alone.MasterThread | None = None  # in a program that is started alone
+        self._master: alone.MasterThread | None = None  # only in a program that is started without MPI
         self._worker: StepwiseWorker | None = None
         self._figures: Figures | None = None
         self._loader: Iterable[Batch] | None = None
-        self._leads = False  # rank 0 has begun to serve
-        self._over = False  # the run has ended, and the model holds the final weights
+        self._leads = False  # True if rank 0 has begun to serve
+        self._over = False  # True if the run has ended and the model holds the final weights
         self._updates = 0
         job_end.begin()
 
     @property
     def is_master(self) -> bool:
-        """Return True on rank 0, which serves and gets no batches, and in a program without MPI, which serves and trains."""
+        """Return True on rank 0, and in a program without MPI.
+        """
         return self._is_alone or self._serves
 
     @property
@@ -126,7 +126,7 @@ class Session:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Return the number of steps of the job in an epoch. This figure and those below are known from s.batches(loader) on."""
+        """Return the number of steps of the job in an epoch. All figures are known only after s.batches(loader) was called."""
         return self._known("steps_per_epoch").steps_per_epoch
 
     @property
@@ -141,7 +141,10 @@ class Session:
 
     @property
     def lr(self) -> float:
-        """Return the learning rate of the last step taken, as in metrics.jsonl; before the first step, the rate of that step."""
+        """Return the learning rate of the last step, as in metrics.jsonl.
+
+        Before the first step, return the rate of the first step.
+        """
         return self._known("lr").lr
 
     @property
@@ -196,12 +199,12 @@ class Session:
 
     def batches(self, loader: Iterable[Batch], *, steps_per_epoch: int | None = None) -> WorkerBatches:
         """Return an iterator over this worker's batches, on the training device, until the run is over. On rank 0, serve until
-        the run is over, and return an empty iterator. The length of the iterator is the number of batches that are left.
+        the run is over, and return an empty iterator. The length of the iterator is the number of remaining batches.
 
         loader: a DataLoader(dataset, batch_size=N, shuffle=True) of a data set with indices, or any iterable of batches. The
             examples of a DataLoader are distributed anew in every epoch, N to each worker in each batch, and a resumed run
-            continues with the same examples as an unbroken run. An iterable must give each worker different batches. It is
-            started again when it ends, and a resumed run begins with its first batch.
+            continues with the same examples as an unbroken run. An iterable must give each worker different batches. The iterable
+            is started again when it ends, and a resumed run begins with its first batch.
         steps_per_epoch: for an iterable without a length.
         """
         if self._over:
@@ -224,9 +227,9 @@ class Session:
     def backward(self, loss: torch.Tensor, weight: int | None = None) -> None:
         """Call `loss.backward()` with the loss multiplied by the weight of its batch in the step.
 
-        With batches_per_step all batches of a step count equally; with weighted_mean they count by `weight`. `loss` is a mean
-        over `weight` examples or tokens, a whole number; by default over the examples of the batch. Raises ConfigurationError for
-        a weight if all gradients count equally.
+        With batches_per_step all batches of a step count equally. With weighted_mean they count by `weight`, a whole number:
+        `loss` is the mean over this many examples or tokens, by default over the examples of the batch. Raises ConfigurationError
+        if a weight is given but all gradients count equally.
         """
         if self._worker is None:
             raise ConfigurationError("s.backward() belongs in a loop over s.batches(loader), which runs on workers only")
@@ -236,7 +239,8 @@ class Session:
         """Apply the gradients of the batch's backward pass, and return when the model has the new weights.
 
         `loss`, a mean over the batch, and `metrics`, sums over the batch, are recorded. Returns False while batches are
-        accumulated (batches_per_step), which requires `s.backward(loss)`, or `loss / batches_per_step` in the backward pass.
+        accumulated (batches_per_step). Accumulation requires `s.backward(loss)`, or `loss / batches_per_step` in the backward
+        pass.
         """
         if self._worker is None:
             raise ConfigurationError("s.step() belongs in a loop over s.batches(loader), which runs on workers only")
@@ -247,10 +251,10 @@ class Session:
     ) -> bool:
         """Record the program's own evaluation of the present weights. Call this on a worker after `step`, before the next batch.
 
-        `loss` and `metrics` are means over the evaluated examples; `top1` is a fraction. `examples` and `seconds` are recorded
-        if given. The line in evaluations.jsonl is that of `psnode evaluate`. Returns True if no earlier evaluation of the run,
-        also before a resume, is better: by top1 if there is one, else by loss. The best weights keep a checkpoint. A `loss` that
-        is not finite is recorded as null, and that evaluation is never the best.
+        `loss` and `metrics` are means over the evaluated examples; `top1` is a fraction. `examples` and `seconds` are recorded if
+        given. evaluations.jsonl gets the same line as from `psnode evaluate`. Returns True if no earlier evaluation of the run,
+        including those before a resume, is better. Evaluations are compared by top1 if given, otherwise by loss. The checkpoint
+        of the best weights is kept. A `loss` that is not finite is recorded as null, and such an evaluation is never the best.
         """
         if self._worker is None:
             raise ConfigurationError("s.evaluated() belongs in a loop over s.batches(loader), which runs on workers only")
@@ -258,8 +262,10 @@ class Session:
         return self._worker.evaluated(loss, means, examples, seconds)
 
     def stop(self) -> None:
-        """End the run early on all ranks, with exit code 0: after the current step, or after the next one if called after
-        `step`."""
+        """End the run early on all ranks, with exit code 0.
+
+        The run ends after the current step, or after the next step if this is called after `step`.
+        """
         if self._worker is None:
             raise ConfigurationError("s.stop() belongs in a loop over s.batches(loader), which runs on workers only")
         self._worker.stop()
@@ -283,7 +289,7 @@ class Session:
             self._close(code)
 
     def _begin(self, loader: Iterable[Batch], steps_per_epoch: int | None) -> None:
-        """Agree with the other ranks on settings and data and create the worker; on rank 0, serve until the end."""
+        """Agree with the other ranks on settings and data, and create the worker. On rank 0, serve until the end."""
         from psnode.jobs.sessions.session_data import batch_size, own_loop
 
         assert self._transport is not None
@@ -325,8 +331,10 @@ class Session:
         return Layout.of(self.size, 0).readers
 
     def _hand_out(self, code: int) -> None:
-        """Load the weights of the last checkpoint into the model of rank 0 and send them to the others. After a stop, send only
-        the code."""
+        """Load the weights of the last checkpoint into the model of rank 0, and send them to the other ranks.
+
+        After a stop, send only the code.
+        """
         from psnode.jobs.final_weights import hand_out
 
         path = self._config.directory
@@ -349,13 +357,13 @@ class Session:
         self._end_with(code)
 
     def _end_with(self, code: int) -> None:
-        """Finish the run. If it was stopped, exit the program with its exit code."""
+        """Finish the run. If the run was stopped, exit the program with the run's exit code."""
         self._over = True
         if code:
             raise SystemExit(code)
 
     def _require_end(self) -> None:
-        """Finish the run, or end the job and the program with an error if the block was left before the end of the run."""
+        """Finish the run. If the program left the block before the end of the run, end the job and the program with an error."""
         if self._worker is not None and self._worker.over:
             self._finish()
         elif self._loader is None:
@@ -371,19 +379,19 @@ class Session:
             )
 
     def _tell(self, error: BaseException) -> None:
-        """Inform the other ranks that this rank cannot continue, and wait until they know.
+        """Inform the other ranks that this rank cannot continue, and wait until they have received this.
 
-        Raises SystemExit if `error` is one of psnode's own.
+        Raises SystemExit if `error` is an error of psnode.
         """
         from psnode.worker import wait_for_end
 
-        if self._is_alone and self._master is None:  # there is no other rank to tell
+        if self._is_alone and self._master is None:  # there is no other rank to inform
             if isinstance(error, PsnodeError):
                 _LOG.error("error: %s", error)
                 raise SystemExit(error.exit_code) from error
             return
         if self._serves:
-            link = self._final if self._leads else self._link  # `lead` reports its own errors itself
+            link = self._final if self._leads else self._link  # `lead` itself reports its errors
             link.fail(self._others, _brief(error))
         elif not isinstance(error, (RemoteFailureError, TransportError)):
             self._link.fail(MASTER, _brief(error))
@@ -394,7 +402,7 @@ class Session:
             raise SystemExit(error.exit_code or TransportError.exit_code) from error
 
     def _close(self, code: int) -> None:
-        job_end.end(code or int(not self._over))  # sys.exit(0) in the middle of the loop is not a normal end
+        job_end.end(code or int(not self._over))  # sys.exit(0) within the loop is not a normal end
         if self._worker is not None:
             self._worker.close()
         elif self._leads:
@@ -411,11 +419,11 @@ class Session:
 
 
 def _brief(error: BaseException) -> BaseException:
-    """Return `error` without its traceback, which this rank itself shows."""
+    """Return `error` without its traceback, since this rank shows the traceback itself."""
     return error if isinstance(error, PsnodeError) else PsnodeError(in_one_line(error))
 
 
 def _leave(code: int) -> None:
-    """Exit after the program's own last output, with 1 if the program ended with an exception."""
+    """Exit after the last output of the program. The exit code is 1 if the program ended with an exception."""
     logging.shutdown()
     exit_without_mpi(code or int(getattr(sys, "last_value", None) is not None))

@@ -1,4 +1,4 @@
-"""Data of a session: the batch size and the length of an epoch, taken from the program's loader."""
+"""Data of a session: the batch size and the length of an epoch, as the program's loader states them."""
 
 from __future__ import annotations
 

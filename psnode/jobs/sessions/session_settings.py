@@ -1,4 +1,4 @@
-"""Settings of a session: those of a run, except those that the program itself determines."""
+"""Settings of a session: the settings of a run, except those that the program itself determines."""
 
 from __future__ import annotations
 
@@ -43,18 +43,21 @@ _NOT_HERE = {
 }
 
 
-BACKWARD, STEP = "backward", "step"  # values of `gradients`: the time at which gradients are sent
+BACKWARD, STEP = "backward", "step"  # the values of `gradients`, which state when gradients are sent
 
 
 def holds(gradients: str) -> bool:
-    """Return True if gradients stay in `.grad` until `s.step()`. Raises ConfigurationError for an unknown value."""
+    """Return True if gradients stay in `.grad` until `s.step()` is called. Raises ConfigurationError for an unknown value."""
     if gradients not in (BACKWARD, STEP):
         raise ConfigurationError(f'gradients of a session leave in the "{BACKWARD}" pass or in the "{STEP}", not {gradients!a}')
     return gradients == STEP
 
 
 def parameters_beside(others: Sequence[torch.nn.Module | torch.nn.Parameter]) -> list[torch.nn.Parameter]:
-    """Return the parameters among `others` and in modules among them. Raises ConfigurationError for any other object."""
+    """Return the parameters among `others`, and those of the modules among `others`.
+
+    Raises ConfigurationError for any other object.
+    """
     import torch
 
     found: list[torch.nn.Parameter] = []
@@ -69,8 +72,10 @@ def parameters_beside(others: Sequence[torch.nn.Module | torch.nn.Parameter]) ->
 
 
 def with_own_rate(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `given` settings of a session that has its own schedule. Raises ConfigurationError if they name another
-    schedule."""
+    """Return the `given` settings of a session that has its own schedule.
+
+    Raises ConfigurationError if the settings name another schedule.
+    """
     if given.get("lr_schedule", OWN) != OWN:
         raise ConfigurationError(
             f"learning_rate is the session's schedule, and lr_schedule is {given['lr_schedule']}: leave one of the two out"
@@ -81,7 +86,7 @@ def with_own_rate(given: Mapping[str, Any]) -> dict[str, Any]:
 def configured(model: torch.nn.Module, given: Mapping[str, Any], here: WorldRank, *, alone: bool = False) -> Config:
     """Return the configuration of a session that trains `model`. The `given` settings override PSNODE_* variables.
 
-    `alone`: True if the master and the one worker are threads of this process.
+    `alone`: True if the master and the only worker are threads of this process.
 
     Raises ConfigurationError for an unknown setting, and for a setting that has no meaning in a session.
     """
@@ -120,10 +125,11 @@ def configured(model: torch.nn.Module, given: Mapping[str, Any], here: WorldRank
         )
     if config.codec:
         load_codec(config.codec)
-    # the default in a session is all workers; min_workers of a run to resume is ignored
+    # in a session, min_workers is all workers by default, even if a resumed run had another value
     if "min_workers" not in given and known["min_workers"].variable not in os.environ:
         config = replace(config, min_workers=max(1, Layout.of(here.size, config.spares).workers))
-    # choosing group_bytes by trial steps would need passes that only the program can run; where weights are dealt there are none
+    # group_bytes by trial steps would need passes, which only the program can run; if weights are dealt, there are no trial steps
+    # trial steps
     tried = config.plan == BY_RULE and config.group_by == "bytes" and is_central(config.topology)
     if tried and not config.group_bytes and not config.resume:
         config = replace(config, group_bytes=DEFAULT_GROUP_BYTES)

@@ -14,7 +14,7 @@ from psnode.records.directory import holds_run
 
 AUTO = "auto"
 _RESUME = "PSNODE_RESUME"
-# A match is a command line of psnode up to the end of its clause, whose flags stay, or a flag with the space before its value.
+# A match is either a command line of psnode up to the end of its clause, whose flags stay, or a flag and the space after it.
 _WORDS = re.compile(
     r"(?P<command>\bpsnode [a-z][^,;:)]*)|(?<![\w-])--(?P<no>no-)?(?P<name>[a-z][a-z0-9-]*)"
     r"(?:(?<=--scheme) (?!must )(?=\w)| (?=[^\s,;)]*[\d/:]))?"
@@ -22,9 +22,9 @@ _WORDS = re.compile(
 
 
 def of_program(text: str) -> str:
-    """Return a message with `train_dir=` in place of `--train-dir`, and `resume=True (PSNODE_RESUME=true)` for `--resume`.
+    """Return a message in which `train_dir=` replaces `--train-dir`, and `resume=True (PSNODE_RESUME=true)` replaces `--resume`.
 
-    Flags of a psnode command in the text stay, and so do flags that are not settings.
+    Flags in a psnode command within the text stay, and so do flags that are not settings.
     """
 
     def word(found: re.Match[str]) -> str:
@@ -39,15 +39,15 @@ def of_program(text: str) -> str:
 
 
 def in_words_of_program(error: ConfigurationError) -> ConfigurationError:
-    """Return an error with the message of `error`, in which arguments replace flags as in `of_program`."""
+    """Return an error like `error`, with a message in which arguments replace flags, as in `of_program`."""
     return ConfigurationError(of_program(str(error)))
 
 
 def resumed_automatically(given: Mapping[str, Any], environment: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the settings and the environment of a session with `resume="auto"` or PSNODE_RESUME=auto resolved.
+    """Return the settings and the environment of a session, with `resume="auto"` or PSNODE_RESUME=auto replaced by its meaning.
 
-    `given` has a `train_dir`. If that directory holds a run, the run is resumed, and the settings of initial weights (init_from,
-    new_head) are left out, since they have no meaning then.
+    `given` has a `train_dir`. If that directory contains a run, the run is resumed. The settings of initial weights (init_from,
+    new_head) are then left out, since they have no effect.
     """
     found, variables = dict(given), dict(environment)
     if variables.get(_RESUME, "").casefold() == AUTO:
@@ -62,7 +62,10 @@ def resumed_automatically(given: Mapping[str, Any], environment: Mapping[str, st
 
 
 def refuse_torchrun(program: str) -> None:
-    """Exit with ConfigurationError's code if torchrun started this process, since it starts no MPI ranks. RANK 0 logs why."""
+    """Exit with ConfigurationError's code if torchrun started this process, since torchrun starts no MPI ranks.
+
+    RANK 0 logs the reason.
+    """
     import logging
 
     from psnode.config.logs import shown

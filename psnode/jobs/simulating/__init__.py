@@ -1,1 +1,1 @@
-"""Simulation of a whole job in virtual time: the real rules of rounds and membership, with prices from a profile."""
+"""Simulation of a whole job in virtual time, with the real rules for rounds and membership, and with prices from a profile."""

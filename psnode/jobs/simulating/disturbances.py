@@ -1,4 +1,4 @@
-"""Disturbances of a simulated job: passes of unequal durations, workers that stand still, and workers that die."""
+"""Disturbances of a simulated job: passes of unequal durations, workers that pause, and workers that die."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KILL = re.compile(rf"(\d+)@{_NUMBER}")
 
 @dataclass(frozen=True)
 class Standstill:
-    """The processes of worker `rank` stand still from `begin` to `end`, in seconds."""
+    """A pause: the processes of worker `rank` do nothing from `begin` to `end`, in seconds."""
 
     rank: int
     begin: float
@@ -26,7 +26,7 @@ class Standstill:
 
     @classmethod
     def of(cls, text: str) -> Standstill:
-        """Return the standstill that RANK@SECONDS:DURATION names. Raises ConfigurationError for any other text."""
+        """Return the standstill that a text RANK@SECONDS:DURATION describes. Raises ConfigurationError for any other text."""
         match = _STOP.fullmatch(text)
         if match is None:
             raise ConfigurationError(f"--stop must be RANK@SECONDS:DURATION, such as 2@3.0:5, not {text!r}")
@@ -35,14 +35,14 @@ class Standstill:
 
 @dataclass(frozen=True)
 class Death:
-    """Worker `rank` dies at `time`, in seconds."""
+    """The death of worker `rank` at `time`, in seconds."""
 
     rank: int
     time: float
 
     @classmethod
     def of(cls, text: str) -> Death:
-        """Return the death that RANK@SECONDS names. Raises ConfigurationError for any other text."""
+        """Return the death that a text RANK@SECONDS describes. Raises ConfigurationError for any other text."""
         match = _KILL.fullmatch(text)
         if match is None:
             raise ConfigurationError(f"--kill must be RANK@SECONDS, such as 3@2.0, not {text!r}")
@@ -51,10 +51,10 @@ class Death:
 
 @dataclass(frozen=True)
 class Spread:
-    """The spread of the durations of passes around the profile's, drawn anew for every step of every worker.
+    """The spread of the durations of passes around the durations in the profile, drawn anew for every step of every worker.
 
     `jitter`: the standard deviation of the logarithm of a log-normal factor with mean 1. `relative`: measured durations in any
-    unit; if there are some, factors are drawn from them, divided by their mean. `seed`: that of all draws.
+    unit. If it is not empty, each factor is one of these durations, divided by their mean. `seed`: the seed of all draws.
     """
 
     jitter: float = 0.0
@@ -62,7 +62,7 @@ class Spread:
     seed: int = 1
 
     def factors(self, rank: int) -> Callable[[], float]:
-        """Return the function that draws the factor of the next step of worker `rank`."""
+        """Return a function that draws the factor of the next step of worker `rank`."""
         if self.relative:
             generator, values = np.random.default_rng((self.seed, rank)), np.array(self.relative) / np.mean(self.relative)
             return lambda: float(values[generator.integers(len(values))])
@@ -73,7 +73,8 @@ class Spread:
 
 
 def durations_of(file: Path) -> tuple[float, ...]:
-    """Return the durations in a file, one number above 0 per line. Raises ConfigurationError if it holds anything else."""
+    """Return the durations in a file, one number above 0 per line. Raises ConfigurationError if the file contains anything
+    else."""
     try:
         found = tuple(map(float, file.read_text().split()))
     except (OSError, ValueError) as error:
@@ -84,7 +85,10 @@ def durations_of(file: Path) -> tuple[float, ...]:
 
 
 def through(standstills: Sequence[Standstill], start: float, seconds: float) -> float:
-    """Return the time at which work of `seconds` that begins at `start` ends. `standstills`: of one worker, by their begin."""
+    """Return the end of work that takes `seconds` and begins at `start`.
+
+    `standstills`: of one worker, in order of their begin.
+    """
     end = start + seconds
     for still in standstills:
         if still.begin <= start < still.end:
@@ -95,7 +99,7 @@ def through(standstills: Sequence[Standstill], start: float, seconds: float) -> 
 
 
 def of_rank(standstills: Iterable[Standstill], rank: int) -> list[Standstill]:
-    """Return the standstills of a worker, by their begin; those that overlap are one."""
+    """Return the standstills of a worker in order of their begin. Standstills that overlap are joined into one."""
     found: list[Standstill] = []
     for still in sorted((still for still in standstills if still.rank == rank), key=lambda still: still.begin):
         if found and still.begin <= found[-1].end:

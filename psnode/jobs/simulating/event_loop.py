@@ -8,7 +8,10 @@ from collections.abc import Callable
 
 
 class EventLoop:
-    """Calls functions at virtual times, those of equal times in the order of `at`. `now`: the present time in seconds."""
+    """A loop that calls functions at virtual times, in the order of these times. `now`: the present time in seconds.
+
+    Functions with the same time are called in the order in which `at` was called.
+    """
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -17,15 +20,15 @@ class EventLoop:
         self._over = False
 
     def at(self, time: float, call: Callable[..., object], *arguments: object) -> None:
-        """Call a function at `time`, which is not before the present time."""
+        """Schedule the call of a function at `time`, which must not be before the present time."""
         heapq.heappush(self._events, (time, next(self._numbers), call, arguments))
 
     def stop(self) -> None:
-        """Make `run` return after the present event."""
+        """Make `run` return after the event that is being handled."""
         self._over = True
 
     def run(self) -> bool:
-        """Run until `stop` is called. Return False if no event is left before that."""
+        """Run until `stop` is called. Return False if the events end before `stop` is called."""
         while self._events and not self._over:
             self.now, _, call, arguments = heapq.heappop(self._events)
             call(*arguments)

@@ -10,17 +10,17 @@ from collections.abc import Callable, Mapping
 
 from psnode.jobs.simulating.event_loop import EventLoop
 
-_CLOSE = 1e-12  # relative difference of times that count as equal
+_CLOSE = 1e-12  # times with this relative difference count as equal
 
 
 class SharedLink:
-    """A link of `capacity` bytes per second, None if it costs nothing. `weights`: of its connections, by number.
+    """A link of `capacity` bytes per second; None: transfers cost no time. `weights`: by the number of the connection.
 
-    The messages of a connection follow each other, and the first ones of all connections share the link by their weights. While
-    weights stay the same, a message of s bytes and weight w ends when the link has given s / w bytes to a connection of weight 1;
-    so an event costs the logarithm of the number of connections. This is the virtual time of A. K. Parekh and R. G. Gallager, "A
-    generalized processor sharing approach to flow control in integrated services networks: the single-node case", IEEE/ACM
-    Transactions on Networking 1, 1993.
+    The messages of a connection follow each other, and the first messages of all connections share the link by their weights.
+    While the set of connections stays the same, a message of s bytes and weight w ends when the link has given s / w bytes to a
+    connection of weight 1. So the cost of an event is logarithmic in the number of connections. This is the virtual time of A. K.
+    Parekh and R. G. Gallager, "A generalized processor sharing approach to flow control in integrated services networks: the
+    single-node case", IEEE/ACM Transactions on Networking 1, 1993.
     """
 
     def __init__(self, loop: EventLoop, capacity: float | None, weights: Mapping[int, float]) -> None:
@@ -28,15 +28,15 @@ class SharedLink:
         self._waiting: dict[int, deque[tuple[float, Callable[..., object], tuple[object, ...]]]] = {
             connection: deque() for connection in weights
         }
-        self._ends: list[tuple[float, int, int]] = []  # (bytes of weight 1 after which it ends, number, connection)
+        self._ends: list[tuple[float, int, int]] = []  # (value of `_given` at its end, number, connection)
         self._numbers = itertools.count()
-        self._given = 0.0  # bytes that a connection of weight 1 would have got since the link was idle
-        self._since = 0.0  # time of `_given`
-        self._weight = 0.0  # of all messages under way
+        self._given = 0.0  # bytes for a connection of weight 1 since the link was idle
+        self._since = 0.0  # the time for which `_given` is valid
+        self._weight = 0.0  # sum of the weights of all messages on the link
         self._due = math.inf  # time of the next event
 
     def send(self, connection: int, nbytes: float, call: Callable[..., object], *arguments: object) -> None:
-        """Carry a message, and call a function when the link has carried it. Does nothing if the connection was cut."""
+        """Carry a message, and call a function when the link has carried it. Do nothing if the connection was cut."""
         waiting = self._waiting.get(connection)
         if waiting is None:
             return
@@ -50,7 +50,7 @@ class SharedLink:
             self._await(self._capacity)
 
     def cut(self, connection: int) -> None:
-        """Lose all messages of a connection that are not carried yet, and later ones."""
+        """Discard all messages of a connection that are not carried yet, and all later ones."""
         waiting = self._waiting.pop(connection, None)
         if waiting and self._capacity is not None:
             self._give()
@@ -65,15 +65,18 @@ class SharedLink:
         heapq.heappush(self._ends, (self._given + nbytes / weight, next(self._numbers), connection))
 
     def _give(self) -> None:
-        """Bring `_given` to the present time."""
+        """Update `_given` to the present time."""
         if not self._ends:
-            self._given = self._weight = 0.0  # no rounding error outlasts a pause
+            self._given = self._weight = 0.0  # a pause resets rounding errors
         elif self._capacity is not None:
             self._given += (self._loop.now - self._since) * self._capacity / self._weight
         self._since = self._loop.now
 
     def _await(self, capacity: float) -> None:
-        """Have `_end` called when the next message ends; an earlier call finds that nothing has ended, and asks again."""
+        """Schedule `_end` for the end of the next message.
+
+        If an earlier call finds that no message has ended, it schedules `_end` again.
+        """
         if self._ends:
             time = self._since + max(0.0, self._ends[0][0] - self._given) * self._weight / capacity
             if time < self._due:

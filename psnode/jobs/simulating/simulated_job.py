@@ -1,4 +1,4 @@
-"""A whole job in virtual time, put together of a master, its workers, the ways between them, and disturbances."""
+"""A whole job in virtual time, composed of a master, its workers, the paths of their messages, and disturbances."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from psnode.jobs.simulating.simulated_master import SimulatedMaster, SimulatedVe
 from psnode.jobs.simulating.simulated_spans import SimulatedSpans
 from psnode.jobs.simulating.simulated_worker import SimulatedWorker, StepOrder, WorkerReport
 
-DETECTION = 0.1  # seconds until the master learns of a death, as docs/architecture.md says of ULFM
+DETECTION = 0.1  # seconds until the master learns of a death, as with ULFM (docs/architecture.md)
 
 
 @dataclass(frozen=True)
 class Disturbances:
-    """The disturbances of a job. `detection`: seconds from a death until the master knows of it."""
+    """The disturbances of a job. `detection`: seconds from a death until the master learns of it."""
 
     spread: Spread = Spread()
     standstills: Sequence[Standstill] = ()
@@ -32,7 +32,7 @@ class Disturbances:
     detection: float = DETECTION
 
     def check(self, workers: int) -> None:
-        """Raise ConfigurationError if a rank is not that of a worker."""
+        """Raise ConfigurationError if a disturbance names a rank that is not a worker's."""
         for rank in (*(each.rank for each in self.standstills), *(each.rank for each in self.deaths)):
             if not 1 <= rank <= workers:
                 raise ConfigurationError(f"--stop and --kill name workers, which are 1 to {workers}, and not rank {rank}")
@@ -40,11 +40,11 @@ class Disturbances:
 
 @dataclass(frozen=True)
 class SimulatedJob:
-    """The course of a job. `seconds`: until the last version was made, or the job had no worker left.
+    """The course of a job. `seconds`: the time at which the last version was made, or at which the last worker was lost.
 
-    `sent`, `received`: by rank, the bytes of gradients and weights on its link. `reports`: by version, those of the workers whose
-    gradients are in it. `events`: as in events.jsonl, at virtual times. `spans`: as in timeline.json; empty unless recorded.
-    `stop_reason`: None if the job took all steps.
+    `sent`, `received`: by rank, the bytes of gradients and weights on the rank's link. `reports`: by version, the reports of the
+    workers whose gradients are in the version. `events`: as in events.jsonl, with virtual times. `spans`: as in timeline.json;
+    empty unless recorded. `stop_reason`: None if the job took all steps.
     """
 
     workers: int
@@ -59,20 +59,20 @@ class SimulatedJob:
 
     @property
     def step_times(self) -> list[float]:
-        """The seconds of every round."""
+        """The duration of every round in seconds."""
         ends = [0.0, *(version.finished for version in self.versions)]
         return [end - begin for begin, end in itertools.pairwise(ends)]
 
     @property
     def staleness(self) -> Counter[int]:
-        """The number of gradients of groups, by the versions between their own and the one to which they were added."""
+        """The number of group gradients by staleness: the versions from the one computed on to the one added to."""
         return Counter(
             version.number - 1 - gradient.based for version in self.versions for group in version.added for gradient in group
         )
 
     @property
     def dropped(self) -> int:
-        """The frames of gradients that were not used."""
+        """The number of frames with gradients that were not used."""
         return sum(version.dropped for version in self.versions)
 
 
@@ -86,11 +86,11 @@ def simulate_job(
     *,
     timeline: bool = False,
 ) -> SimulatedJob:
-    """Return the course of `steps` versions of a job under a scheme of the profile.
+    """Return the course of a job that makes `steps` versions under a scheme of the profile.
 
-    `config`: the rule of consistency and the deadlines; its other settings are not used. `scenario.shared` and `scenario.burst`
-    are not modelled. `timeline`: record the spans of all ranks. Raises ConfigurationError for settings that contradict the number
-    of workers, and TransportError as the master of such a job would.
+    Of `config`, only the consistency rule and the deadlines are used. `scenario.shared` and `scenario.burst` are not modelled.
+    `timeline`: True to record the spans of all ranks. Raises ConfigurationError for settings that contradict the number of
+    workers, and TransportError as the master of a real job would.
     """
     config.check_workers(scenario.workers)
     disturbances.check(scenario.workers)

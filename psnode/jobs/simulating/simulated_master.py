@@ -1,4 +1,4 @@
-"""The master in virtual time: the rules and the membership of a real job, and lanes whose work takes the profile's seconds."""
+"""The master in virtual time: the rules and membership of a real job, and lanes whose work takes the seconds in the profile."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from psnode.jobs.simulating.work_lanes import WorkLanes
 from psnode.plans.roles import MASTER
 from psnode.records.history import AddedGradient
 
-_FIRST_ROUNDS = 3  # declared pauses, as in psnode.master.loop
+_FIRST_ROUNDS = 3  # rounds that count as declared pauses, as in psnode.master.loop
 
 
 @dataclass
 class SimulatedVersion:
     """A version of the weights that a round has made.
 
-    `number`: counted from 1. `finished`: its time in seconds. `added`: by group, the gradients in it. `up`, `down`: bytes of
-    gradients of the step on the version before, and of this version's weights. `dropped`: frames that were not used while the
-    round was open. `decode`, `update`: seconds of the lanes.
+    `number`: counted from 1. `finished`: the time in seconds at which it was made. `added`: by group, the gradients in it. `up`:
+    bytes of the gradients that were computed on the previous version. `down`: bytes of this version's weights. `dropped`: number
+    of frames that were not used while the round was open. `decode`, `update`: seconds of the lanes.
     """
 
     number: int
@@ -43,14 +43,14 @@ class SimulatedVersion:
 
     @property
     def contributors(self) -> set[int]:
-        """The workers with at least one group in the version."""
+        """The workers that contributed at least one group to the version."""
         return {gradient.rank for group in self.added for gradient in group}
 
 
 class SimulatedMaster:
     """The master of a job of `workers` that ends after `steps` versions.
 
-    Rounds, the rule, the members, deadlines and flow control are those of a real job, under a clock that shows virtual time.
+    Rounds, the consistency rule, the members, deadlines and flow control are those of a real job, with a clock of virtual time.
     There are no spares and no checkpoints.
     """
 
@@ -61,7 +61,7 @@ class SimulatedMaster:
         self._spans, self._loop, self._paths, self._costs, self._steps = spans, loop, paths, costs, steps
         self._whole = profile.nbytes
         self.workers: dict[int, SimulatedWorker] = {}
-        self._free = 0.0  # time at which the main thread has handled all frames
+        self._free = 0.0  # the time at which the main thread has handled all frames
         self._lanes = WorkLanes(loop, most_lanes(scenario.cores, len(costs.groups)))
         rule = rule_of(config, scenario.workers)
         self.goes_on = rule.rounds_go_on
@@ -77,16 +77,16 @@ class SimulatedMaster:
         self._reports: dict[tuple[int, int], WorkerReport] = {}
         self._unfinished: set[int] = set()
         self._readers: list[int] = []
-        self._watched = float("inf")  # time at which deadlines are looked at
+        self._watched = float("inf")  # the time at which deadlines are checked next
 
     @property
     def finished(self) -> list[SimulatedVersion]:
-        """The versions that were made."""
+        """The versions that have been made."""
         return self.versions[: self._state.version]
 
     @property
     def stop_reason(self) -> str | None:
-        """The reason of an end before the last step; None if the job took all steps."""
+        """The reason why the job ended before the last step; None if it took all steps."""
         return self._state.stop_reason
 
     def begin(self) -> None:
@@ -97,12 +97,12 @@ class SimulatedMaster:
     # messages
 
     def hear_gradient(self, rank: int, group: int, version: int) -> None:
-        """Take a frame, which the main thread handles in its turn."""
+        """Take a frame. The main thread handles frames one after another."""
         self._free = max(self._loop.now, self._free) + self._costs.bookkeeping
         self._loop.at(self._free, self._handle, Origin(Slot(group), rank, version))
 
     def hear_answer(self, rank: int, number: int) -> None:
-        """Take the answer of `rank` to question `number`, after all earlier frames."""
+        """Take the answer of `rank` to question `number`, after all earlier frames are handled."""
         self._loop.at(max(self._loop.now, self._free), self._handle_answer, rank, number)
 
     def _handle_answer(self, rank: int, number: int) -> None:
@@ -111,15 +111,15 @@ class SimulatedMaster:
         self._end_if_deserted()
 
     def count(self, version: int, nbytes: int) -> None:
-        """Count the bytes of a frame that a worker sends of its step on `version`."""
+        """Count the bytes of a frame that a worker sends in its step on `version`."""
         self.versions[version].up += nbytes
 
     def report(self, rank: int, version: int, report: WorkerReport) -> None:
-        """Keep the figures of a step."""
+        """Store the figures of a worker's step."""
         self._reports[rank, version] = report
 
     def lose(self, rank: int) -> None:
-        """Learn that `rank` has died."""
+        """Handle the news that `rank` has died."""
         self._membership.lose(rank, "its process has ended")
         self._end_if_deserted()
 
@@ -145,7 +145,7 @@ class SimulatedMaster:
         self._lanes.submit(slot.group, self._costs.groups[slot.group].update, self._send_weights, slot.group)
 
     def _send_weights(self, group: int) -> None:
-        """Send a group's weights, and complete the version if they are the last."""
+        """Send a group's weights, and complete the version if this is its last group."""
         made, nbytes = self._state.version + 1, self._costs.groups[group].down
         self._span("update", group, self._costs.groups[group].update, version=made)
         for rank in self._readers:
@@ -202,7 +202,7 @@ class SimulatedMaster:
     # deadlines
 
     def _watch(self) -> None:
-        """Have deadlines looked at when the next one passes."""
+        """Schedule a check of the deadlines for the time when the next deadline passes."""
         due = self._membership.wait_until
         if due < self._watched:
             self._watched = due
@@ -223,6 +223,6 @@ class SimulatedMaster:
             self._loop.stop()
 
     def reports_of(self, version: SimulatedVersion) -> Sequence[WorkerReport]:
-        """Return the figures of the steps whose gradients are in a version."""
+        """Return the reports of the workers whose gradients are in a version."""
         steps = {(gradient.rank, gradient.based) for group in version.added for gradient in group}
         return [self._reports[step] for step in sorted(steps) if step in self._reports]

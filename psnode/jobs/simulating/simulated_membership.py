@@ -1,4 +1,4 @@
-"""The membership of a real job, with stand-ins for the parts of a master that a simulation lacks."""
+"""The membership of a real job, with substitutes for the parts of a master that a simulation does not have."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from psnode.transport.clock import Clock
 
 
 class _NoCheckpoints:
-    """PendingCheckpoints of a job that writes none."""
+    """The PendingCheckpoints of a job that writes no checkpoints."""
 
     missing: frozenset[int] = frozenset()
     writing = False
@@ -35,7 +35,7 @@ class _NoCheckpoints:
 
 
 class _NoRecorder:
-    """StepRecorder that takes the news of lost workers; records are made of SimulatedVersion."""
+    """A StepRecorder that ignores lost workers, since records are made from SimulatedVersion."""
 
     def lost(self, rank: int) -> None:
         """Do nothing."""
@@ -49,13 +49,13 @@ class ToldEvents:
     told: list[dict[str, Any]] = field(default_factory=list)
 
     def tell(self, event: str, step: int, rank: int | None = None, reason: str = "", *, outcome: str = "") -> None:
-        """Note an event. `outcome` is not recorded."""
+        """Store an event. `outcome` is not recorded."""
         self.told.append({"time": self.loop.now, "step": step, "event": event, "rank": rank, "reason": reason})
 
 
 @dataclass
 class _Questions:
-    """The master's channel, on which membership sends its questions to workers."""
+    """The master's channel, through which membership sends questions to workers."""
 
     paths: MessagePaths
     workers: Mapping[int, SimulatedWorker]
@@ -68,14 +68,14 @@ class _Questions:
 
 
 class SimulatedRounds(Rounds[Origin]):
-    """Rounds of a job whose weights all come straight from the master, with what its membership asks of a shard's handle."""
+    """The rounds of a job in which all weights come from the master, and all that membership needs from a shard's handle."""
 
-    needs_all = False  # no round needs a worker that is withdrawn
+    needs_all = False  # no round needs a withdrawn worker
     readmits, is_remote = True, False
     holders: frozenset[int] = frozenset()  # no other rank has weights
 
     def behind(self, rank: int) -> frozenset[int]:
-        """Return the ranks to which weights come by way of `rank`: none."""
+        """Return the ranks that get weights through `rank`: no ranks."""
         return frozenset()
 
 
@@ -90,9 +90,9 @@ def membership_of(
     ranks: Iterable[int],
     weights: int,
 ) -> tuple[Membership, ToldEvents]:
-    """Return the membership of the workers `ranks` under a clock that shows virtual time, and its events.
+    """Return the membership of the workers `ranks`, with a clock of virtual time, and its events.
 
-    `workers`: by rank, filled before the first round opens. `weights`: bytes of a whole set of weights.
+    `workers`: by rank; it is filled before the first round opens. `weights`: bytes of the weights of all groups.
     """
     clock, events = Clock(lambda: loop.now), ToldEvents(loop)
     found = Membership(

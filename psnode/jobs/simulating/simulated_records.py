@@ -1,4 +1,4 @@
-"""Records of a simulated job in the files of a run, which `psnode runs`, `psnode report` and the checker of histories read."""
+"""Records of a simulated job in the files of a run, for `psnode runs`, `psnode report` and the checker of histories."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def links_of(job: SimulatedJob) -> list[dict[str, int]]:
 def write_records(directory: Path, job: SimulatedJob, coordinates: int, facts: Mapping[str, Any]) -> None:
     """Write metrics.jsonl, history.jsonl, events.jsonl, summary.json and simulation.json into a new `directory`.
 
-    If spans were recorded, it gets a timeline.json too. `coordinates`: those of the model. `facts`: the options simulated, for
-    simulation.json, which also has the bytes of all links. Learning rates, epochs, losses and examples, which a simulation
-    does not know, are null, and hashes are empty. There is no config.json, so that no training resumes from the directory. Raises
-    ConfigurationError unless the directory is new or empty.
+    If spans were recorded, timeline.json is written too. `coordinates`: the number of the model's coordinates. `facts`: the
+    simulated options; simulation.json contains them, and the bytes on all links. Learning rates, epochs, losses and examples are
+    unknown in a simulation, and therefore null; hashes are empty. There is no config.json, so that no training can resume from
+    the directory. Raises ConfigurationError unless the directory is new or empty.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -61,7 +61,7 @@ def write_records(directory: Path, job: SimulatedJob, coordinates: int, facts: M
 
 
 def step_records(job: SimulatedJob) -> list[StepRecord]:
-    """Return the records of all versions, with nan for values that a simulation does not know."""
+    """Return the records of all versions. Values that are unknown in a simulation are nan."""
     return [
         StepRecord(
             step=version.number, epoch=nan, loss=None, lr=nan, workers=job.workers, contributing=len(version.contributors),

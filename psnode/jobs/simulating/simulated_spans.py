@@ -6,9 +6,9 @@ from typing import Any
 
 
 class SimulatedSpans:
-    """Collector of spans, with the names and facts of psnode.records.timeline.Tracer. It keeps none unless `enabled`.
+    """A collector of spans, with the names and facts of psnode.records.timeline.Tracer. It stores nothing unless `enabled`.
 
-    `events`: trace events, at virtual times.
+    `events`: trace events, with virtual times.
     """
 
     def __init__(self, *, enabled: bool = False) -> None:
@@ -16,7 +16,7 @@ class SimulatedSpans:
         self.events: list[dict[str, Any]] = []
 
     def add(self, rank: int, thread: str, name: str, start: float, stop: float, **facts: int) -> None:
-        """Record work of a thread of `rank` between two times, in seconds."""
+        """Record the work of a thread of `rank` between two times in seconds."""
         if self._enabled:
             times = {"ts": start * 1e6, "dur": (stop - start) * 1e6}
             self.events.append({"name": name, "ph": "X", "pid": rank, "tid": thread, **times, "args": facts})

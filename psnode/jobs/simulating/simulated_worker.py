@@ -1,4 +1,4 @@
-"""A worker in virtual time: passes that wait for weights, coding beside them, and the choice of the next version."""
+"""A worker in virtual time: passes that wait for weights, coding in parallel, and the choice of the next version."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from psnode.jobs.simulating.simulated_spans import SimulatedSpans
 
 
 class WorkerReport(NamedTuple):
-    """The figures of a worker's step, in seconds: its passes, coding of its gradient, and waiting for weights."""
+    """The figures of a worker's step, in seconds: its passes, the coding of its gradient, and its waits for weights."""
 
     passes: float
     encode: float
@@ -23,16 +23,16 @@ class WorkerReport(NamedTuple):
 
 
 class Hearer(Protocol):
-    """The master, as a worker knows it."""
+    """The interface of the master to a worker."""
 
     def hear_gradient(self, rank: int, group: int, version: int) -> None:
-        """Take a frame of a group's gradient that was computed on `version`."""
+        """Take a frame with a group's gradient, which was computed on `version`."""
 
     def hear_answer(self, rank: int, number: int) -> None:
         """Take the answer of `rank` to question `number`."""
 
     def count(self, version: int, nbytes: int) -> None:
-        """Count the bytes of a frame that a worker sends of its step on `version`."""
+        """Count the bytes of a frame that a worker sends in its step on `version`."""
 
     def report(self, rank: int, version: int, report: WorkerReport) -> None:
         """Take the figures of the step of `rank` on `version`."""
@@ -40,10 +40,11 @@ class Hearer(Protocol):
 
 @dataclass(frozen=True)
 class StepOrder:
-    """The parts of a worker's step, in seconds, equal for all workers.
+    """The parts of a worker's step in seconds, which are equal for all workers.
 
-    `forward`, `backward`: passes before each group is used, or finished, and the group; `last_forward` and `last_backward`: the
-    rest of the passes. `extra`: see SchemeCosts.
+    `forward`: in order, the seconds of the pass before the use of a group, and the group. `backward`: in order, the seconds of
+    the pass before a group's gradient is finished, and the group. `last_forward`, `last_backward`: the rest of each pass.
+    `extra`: see SchemeCosts.
     """
 
     groups: Sequence[GroupCosts]
@@ -64,7 +65,7 @@ class StepOrder:
 
 
 def _gaps(times: Sequence[float], end: float) -> tuple[list[tuple[float, int]], float]:
-    """Return the groups by their times, each with the seconds since the one before it, and the seconds from the last to `end`."""
+    """Return the groups by their times, each with the seconds since the previous one, and the seconds from the last to `end`."""
     order = sorted(range(len(times)), key=lambda index: times[index])
     before = [0.0, *(times[index] for index in order)]
     gaps = [(times[index] - earlier, index) for index, earlier in zip(order, before, strict=False)]
@@ -72,9 +73,9 @@ def _gaps(times: Sequence[float], end: float) -> tuple[list[tuple[float, int]], 
 
 
 class SimulatedWorker:
-    """Worker `rank`. `goes_on`: rounds close without the slowest workers, so that a worker may pass over versions.
+    """Worker `rank`. `goes_on`: True if rounds close without the slowest workers, so that a worker may skip versions.
 
-    Its own time, `_clock`, runs ahead of the loop's as far as no message can change its work.
+    The worker's own time, `_clock`, runs ahead of the loop's time as long as no message can change the worker's work.
     """
 
     def __init__(
@@ -94,46 +95,46 @@ class SimulatedWorker:
         self._spans, self._goes_on, self._factor, self._standstills = spans, goes_on, factor, standstills
         self._alive = True
         self._clock = self._waited = 0.0
-        self._version = 0  # expected, or in place
-        self._arrived: dict[int, set[int]] = defaultdict(set)  # by version: groups
+        self._version = 0  # the version that is expected or in place
+        self._arrived: dict[int, set[int]] = defaultdict(set)  # by version, the groups that have arrived
         self._complete: set[int] = {0}
-        self._newest = 0  # the newest version that is here as a whole
-        self._whole = 0  # the newest version that came as whole weights
-        self._questions: list[int] = []  # not answered yet
-        self._hold: int | None = None  # number of the question without whose answer no version follows
+        self._newest = 0  # the newest version that has arrived completely
+        self._whole = 0  # the newest version that was sent as whole weights
+        self._questions: list[int] = []  # questions that are not answered yet
+        self._hold: int | None = None  # the question that must be answered before the next version
         self._arrived[0] = set(range(len(order.groups)))
         self._life = self._steps()
 
     def begin(self) -> None:
-        """Begin the first step on the weights in place."""
+        """Begin the first step on the initial weights."""
         next(self._life)
 
     def die(self) -> None:
-        """Do nothing more."""
+        """Stop all work."""
         self._alive = False
 
     # messages of the master
 
     def hear_weights(self, version: int, group: int) -> None:
-        """Take a group's weights, or their change."""
+        """Take a group's weights or their change."""
         if version >= self._version:
             self._arrived[version].add(group)
             self._look(version)
 
     def hear_whole(self, version: int) -> None:
-        """Take the whole weights of `version`, on which this worker goes on although it has missed versions before."""
+        """Take the whole weights of `version`, with which this worker continues although it has missed earlier versions."""
         self._arrived[version].update(range(len(self._order.groups)))
         self._whole = version
         self._look(version)
 
     def hear_complete(self, version: int) -> None:
-        """Take the news that `version` is complete."""
+        """Handle the news that `version` is complete."""
         if version >= self._version:
             self._complete.add(version)
             self._look(version)
 
     def hear_question(self, number: int, hold: bool) -> None:
-        """Take a question, to be answered once everything that was sent before it has been used."""
+        """Take a question, which is answered when everything that was sent before it has been used."""
         if hold:
             self._hold = number
         else:
@@ -149,7 +150,7 @@ class SimulatedWorker:
         if self._alive:
             next(self._life)
 
-    # the worker's own time
+    # this worker's own time
 
     def _spend(self, seconds: float) -> None:
         self._clock = through(self._standstills, self._clock, seconds)
@@ -158,7 +159,7 @@ class SimulatedWorker:
         self._spans.add(self.rank, "main", name, start, self._clock, **facts)
 
     def _until_clock(self) -> Iterator[None]:
-        """Let the loop catch up with this worker's time."""
+        """Wait until the loop's time has reached this worker's time."""
         end = self._clock
         if end > self._loop.now:
             self._loop.at(end, self._wake)
@@ -166,7 +167,7 @@ class SimulatedWorker:
                 yield
 
     def _wait(self, there: Callable[[], bool]) -> Iterator[None]:
-        """Wait until `there` returns True, or until a later version has come in place of the expected one."""
+        """Wait until `there` returns True, or until a later version has arrived in place of the expected version."""
         if there():
             return
         before = self._clock
@@ -181,12 +182,12 @@ class SimulatedWorker:
 
     @property
     def _is_passed_over(self) -> bool:
-        """True if this worker goes on with whole weights, since it will not get the expected version."""
+        """True if this worker continues with whole weights because it will not get the expected version."""
         return self._whole > self._version and self._whole in self._complete
 
     @property
     def _is_behind(self) -> bool:
-        """True if a later version is here as a whole, or none follows the expected one before this worker's answer."""
+        """True if a later version has arrived completely, or if the next version waits for this worker's answer."""
         return self._newest > self._version or (self._hold is not None and self._hold > self._version)
 
     def _tell(self, number: int) -> None:
@@ -196,7 +197,7 @@ class SimulatedWorker:
     # steps
 
     def _steps(self) -> Iterator[None]:
-        """Take steps for ever; every `yield` waits for a message or for a time."""
+        """Take steps forever. Every `yield` waits for a message or for a time."""
         while True:
             self._waited = 0.0
             factor = self._factor()
@@ -224,7 +225,7 @@ class SimulatedWorker:
                 self._expect(self._whole)
 
     def _take(self, applied: int, passes: Sequence[tuple[float, int]], factor: float) -> Iterator[None]:
-        """Put the expected version in place, group by group. `passes`: those before each group is used."""
+        """Apply the expected version, group by group. `passes`: the parts of the pass before the use of each group."""
         for gap, group in passes:
             self._spend(gap * factor)
             arrived = self._arrived[self._version]
@@ -237,20 +238,20 @@ class SimulatedWorker:
             self._span("apply", start, group=group)
 
     def _expect(self, version: int) -> None:
-        """Expect `version`, and forget the earlier ones."""
+        """Expect `version`, and forget earlier versions."""
         for earlier in range(self._version, version):
             self._arrived.pop(earlier, None)
             self._complete.discard(earlier)
         self._version = version
 
     def _answer(self) -> None:
-        """Answer the questions about versions up to the one in place."""
+        """Answer the questions about versions up to the version in place."""
         for number in self._questions:
             self._tell(number)
         self._questions = []
 
     def _backward(self, factor: float, begun: float) -> None:
-        """Run the backward pass, and have each group coded and sent once it is finished. The coder works beside the pass."""
+        """Run the backward pass. Each group is coded and sent when it is finished; the coder works in parallel to the pass."""
         coder, encode, waited = 0.0, 0.0, self._waited
         for gap, group in self._order.backward:
             self._spend(gap * factor)

@@ -10,7 +10,7 @@ from psnode.jobs.simulating.event_loop import EventLoop
 
 
 class WorkLanes:
-    """The master's lanes: each does one piece of work at a time, that of later groups first (psnode.exchange.shard.executor)."""
+    """The master's lanes. Each lane does one piece of work at a time, later groups first (psnode.exchange.shard.executor)."""
 
     def __init__(self, loop: EventLoop, count: int) -> None:
         self._loop = loop
@@ -23,7 +23,7 @@ class WorkLanes:
         return group % len(self._waiting)
 
     def submit(self, group: int, seconds: float, call: Callable[..., object], *arguments: object) -> None:
-        """Queue work on a group, and call a function when it is done."""
+        """Queue work on a group, and call a function when the work is done."""
         lane = self.lane_of(group)
         heapq.heappush(self._waiting[lane], (-group, next(self._numbers), seconds, call, arguments))
         self._serve(lane)

@@ -23,7 +23,7 @@ class Replicas:
 
     @property
     def runs(self) -> tuple[Trial, ...]:
-        """The trials, one for each seed; the trial itself if there is one seed."""
+        """The trials, one for each seed. If there is only one seed, the trial is unchanged."""
         if len(self.seeds) == 1:
             return (self.trial,)
         return tuple(
@@ -40,7 +40,7 @@ class Replicas:
         return [run.result(steps, metric) for run in self.runs]
 
     def sent(self) -> dict[str, Any]:
-        """Return the steps of the shortest run, and the seconds and bytes of all of them."""
+        """Return the steps of the shortest run, and the sums of the seconds and bytes of all runs."""
         found = [run.sent() for run in self.runs]
         return {
             "steps": min(one["steps"] for one in found),
@@ -52,7 +52,7 @@ class Replicas:
 def mean_and_error(values: Sequence[float | None]) -> tuple[float | None, float | None]:
     """Return the mean and its standard error: the sample's standard deviation divided by the square root of its size.
 
-    Both are None if there are no values or if some value is missing (None). The error of a single value is None.
+    Both are None if there are no values, or if a value is None. The error of a single value is None.
     """
     known = [value for value in values if value is not None]
     if not values or len(known) < len(values):

@@ -47,7 +47,10 @@ def _distribution(one: Varied) -> BaseDistribution:
 
 
 def _value(one: Varied, text: str) -> str | int | float:
-    """Return a trial's value in the type of its distribution, clamped to the range, which rounding may have left."""
+    """Return the value of a trial in the type of its distribution.
+
+    Rounding may have moved the value out of the range, so it is clamped.
+    """
     if not one.is_range:
         return text
     number = min(max(float(text), one.low), one.high)

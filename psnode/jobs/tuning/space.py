@@ -19,12 +19,12 @@ from psnode.errors import ConfigurationError
 
 _RANGE = re.compile(r"(?P<low>[^.,][^,]*?)\.\.(?P<high>[^,]+)")
 _MEANS = "--vary NAME=V1,V2,... or NAME=LOW..HIGH"
-_FIXED = ("train_dir", "resume", "max_steps", "epochs", "stop_after", "local")  # set by tune, or no property of a training
+_FIXED = ("train_dir", "resume", "max_steps", "epochs", "stop_after", "local")  # set by tune, or not a property of a training
 
 
 @dataclass(frozen=True)
 class Varied:
-    """A name with its values as text, or with a range from `low` to `high`, of whole numbers if `whole`."""
+    """A varied name, with its values as text or with a range from `low` to `high`. `whole`: True for whole numbers."""
 
     name: str
     values: tuple[str, ...] = ()
@@ -44,8 +44,7 @@ class Varied:
 
 
 def parse(texts: Iterable[str]) -> tuple[Varied, ...]:
-    """Return the variations in `texts`; several lists of the same name are joined. Raises ConfigurationError for invalid
-    texts."""
+    """Return the variations in `texts`. Lists of the same name are joined. Raises ConfigurationError for invalid texts."""
     found: dict[str, Varied] = {}
     for text in texts:
         one = _parse(text)
@@ -109,8 +108,8 @@ def grid(varied: Sequence[Varied]) -> list[dict[str, str]]:
 def flags(values: Mapping[str, str], options: Sequence[str], base: str, codec: str | None = None) -> list[str]:
     """Return the flags of `psnode train` for `options` and `values`.
 
-    `base` and `codec`: the scheme and the codec of `options`, used unless they are varied. Values that are not settings are
-    parameters of the codec, or of the scheme's codec if no codec is given.
+    `base` and `codec`: the scheme and the codec of `options`, which are used unless they are varied. Values that are not settings
+    are parameters of the codec, or of the scheme's codec if no codec is given.
     """
     found = [*options]
     parameters = {name: value for name, value in values.items() if name not in settings()}

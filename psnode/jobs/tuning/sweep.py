@@ -1,6 +1,6 @@
 """A sweep: trials one after another, each to its end or by successive halving.
 
-Successive halving (Jamieson and Talwalkar, AISTATS 2016): all trials train for a few steps, the best of them, one in `halving`,
+Successive halving (Jamieson and Talwalkar, AISTATS 2016): all trials train for a few steps. The best of them, one in `halving`,
 continue to `halving` times as many steps, and so on. Trials that continue are resumed.
 """
 
@@ -17,8 +17,8 @@ from psnode.jobs.tuning.sampling import draw
 from psnode.jobs.tuning.space import Varied, grid
 from psnode.jobs.tuning.trial import STOPPED, Trial
 
-UNMEASURED = "not evaluated"  # the training succeeded, but not the evaluation; the same command tries it again
-_BLIND = 10  # maximum number of random trials before the sampler considers results; fewer in short sweeps
+UNMEASURED = "not evaluated"  # the training succeeded but the evaluation failed; the same command repeats it
+_BLIND = 10  # maximum number of random trials before the sampler uses results; fewer in short sweeps
 
 
 class SweepStoppedError(PsnodeError):

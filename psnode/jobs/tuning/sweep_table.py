@@ -16,8 +16,10 @@ def best_of(outcomes: Sequence[TrialOutcome]) -> TrialOutcome | None:
 
 
 def command_of(trial: Trial) -> str:
-    """Return the shell command of a training with the trial's settings and the usual length, in the directory `best` next to
-    it."""
+    """Return the shell command of a training with the trial's settings and the usual length.
+
+    Its directory is `best`, next to that of the trial.
+    """
     return shlex.join(["psnode", *trial.command, *trial.options, "--train-dir", str(trial.output / "best")])
 
 

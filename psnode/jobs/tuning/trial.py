@@ -17,10 +17,10 @@ from psnode.jobs import subprocess_runs
 from psnode.records import checkpoint
 from psnode.records.metrics import EVALUATIONS, METRICS, SUMMARY, read_records, write_atomically
 
-TRAIN_LOSS = "train_loss"  # measured by the run itself; an evaluator measures all other metrics
+TRAIN_LOSS = "train_loss"  # the run itself measures this metric; an evaluator measures all others
 LOG = "output.log"
 _FAILED = "failed.json"
-_LAST = 0.1  # final fraction of the steps; their mean loss is train_loss
+_LAST = 0.1  # train_loss is the mean loss of this final fraction of the steps
 STOPPED = (75, 130)  # exit codes of a job that was stopped
 
 
@@ -32,7 +32,7 @@ class Trial:
     * command: words of the psnode command that start the job, up to `train`
     * options: options of train, without its length
     * output: directory of the sweep
-    * planned: number of steps for which the schedules are made, even if the trial ends earlier; 0 if its schedule needs no end
+    * planned: number of steps for which the schedules are made, even if the trial ends earlier; 0 if the schedules need no end
     """
 
     values: dict[str, str]
@@ -58,7 +58,7 @@ class Trial:
         return (*self.command, *self.options, *plan, "--train-dir", str(self.directory))
 
     def advance(self, steps: int, metric: str) -> int:
-        """Train up to `steps`, evaluate if `metric` requires it, and return the exit code of a failure or stop, else 0.
+        """Train up to `steps`, and evaluate if `metric` requires it. Return the exit code of a failure or stop, otherwise 0.
 
         The exit code of a failed training is kept, and the training is not started again. A training that has reached `steps` is
         not repeated. A failed evaluation is tried again by the next call.
@@ -79,15 +79,20 @@ class Trial:
         return self._call([*arguments, *(end if steps != self.planned else []), *resume])
 
     def _reached(self, directory: Path) -> int:
-        """Return the number of steps that need not be repeated, of a run that ended successfully or that failed later."""
+        """Return the number of steps that need not be repeated.
+
+        These are the steps of a run that ended successfully, or the recorded steps of a failed run.
+        """
         finished = subprocess_runs.finished(directory)
         if finished or not (directory / _FAILED).exists():
             return finished
         return max((int(record["step"]) for record in read_records(directory / METRICS)), default=0)
 
     def _evaluate(self, steps: int) -> int:
-        """Evaluate the weights after `steps`. If the run has deleted that checkpoint, train up to that step again in another
-        directory."""
+        """Evaluate the weights after `steps`.
+
+        If the run has deleted that checkpoint, the training up to that step is repeated in another directory.
+        """
         directory = self.directory
         if not (directory / checkpoint.CHECKPOINTS / checkpoint.step_directory(steps)).is_dir():
             directory = self._again(steps)
@@ -102,7 +107,7 @@ class Trial:
         return subprocess_runs.run_psnode(arguments, self.directory / LOG)
 
     def failed(self, steps: int) -> int | None:
-        """Return the exit code of the training if it failed before `steps`, else None."""
+        """Return the exit code of the training if it failed before `steps`, otherwise None."""
         try:
             code = int(read_json(self.directory / _FAILED)["exit_code"])
         except FileNotFoundError:
@@ -116,8 +121,10 @@ class Trial:
         return rows[-1] if rows else None
 
     def result(self, steps: int, metric: str) -> float | None:
-        """Return the metric after `steps`; None if it has not been measured or is not finite. Raises ConfigurationError if it is
-        unknown."""
+        """Return the metric after `steps`; None if it has not been measured or is not finite.
+
+        Raises ConfigurationError for an unknown metric.
+        """
         if metric == TRAIN_LOSS:
             first = steps - max(1, round(_LAST * steps))
             losses = [record["loss"] for record in read_records(self.directory / METRICS) if first < record["step"] <= steps]

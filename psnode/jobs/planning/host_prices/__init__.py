@@ -1,1 +1,1 @@
-"""Prices of a host, which are measured on this one: messages by sockets and by MPI, additions, and neighbours on other cores."""
+"""Measured prices on this host: messages through sockets and MPI, additions, and the slowdown by work on other cores."""

@@ -20,11 +20,11 @@ from psnode.config.cores import usable_cores
 _BYTES = 32 << 20
 _ROUNDS = 5
 _MOST_NEIGHBOURS = 7
-_SETTLING = 0.2  # seconds until a process that was just started works at its usual rate
+_SETTLING = 0.2  # seconds until a new process works at its usual rate
 
 
 def socket_costs() -> tuple[float, float]:
-    """Return the seconds of processor time to send, and to receive, a byte through TCP on the loopback interface."""
+    """Return the processor seconds to send a byte through TCP on the loopback interface, and those to receive one."""
     listener = socket.create_server(("127.0.0.1", 0))
     content = bytes(_BYTES)
     spent: list[float] = []
@@ -53,13 +53,13 @@ def socket_costs() -> tuple[float, float]:
 
 
 def add_cost() -> float:
-    """Return the seconds that the addition of float32 values takes for each byte of one of the two summands."""
+    """Return the seconds to add two float32 arrays, for each byte of one of the arrays."""
     total, part = np.zeros(_BYTES // 4, np.float32), np.ones(_BYTES // 4, np.float32)
     return median_seconds(lambda: np.add(total, part, out=total)) / _BYTES
 
 
 def median_seconds(work: Callable[[], object], seconds: float = 0.0, warmup: int = 1) -> float:
-    """Return the median duration of `work` over at least _ROUNDS calls and `seconds`, after `warmup` calls that do not count."""
+    """Return the median duration of `work` over at least _ROUNDS calls and `seconds`, not counting the first `warmup` calls."""
     for _ in range(warmup):
         work()
     found = list[float]()
@@ -73,7 +73,7 @@ def median_seconds(work: Callable[[], object], seconds: float = 0.0, warmup: int
 def crowding(work: Callable[[], object], seconds: float) -> float:
     """Return the rate of `work` while every other core repeats it, relative to its rate alone.
 
-    `seconds`: how long each of the two is measured. 1.0 on a host with one core.
+    `seconds`: the duration of each of the two measurements. The result is 1.0 on a host with one core.
     """
     neighbours = min(usable_cores() - 1, _MOST_NEIGHBOURS)
     if neighbours < 1:
@@ -87,7 +87,7 @@ def crowding(work: Callable[[], object], seconds: float) -> float:
 
 @contextmanager
 def _neighbours(work: Callable[[], object], count: int) -> Iterator[None]:
-    """Let `count` forks of this process repeat `work` inside the block. Each ends with this process, whatever happens."""
+    """Repeat `work` in `count` forks of this process inside the context. Each fork ends with this process, whatever happens."""
     parent = os.getpid()
 
     def repeat() -> None:
@@ -95,7 +95,7 @@ def _neighbours(work: Callable[[], object], count: int) -> Iterator[None]:
             work()
         os._exit(0)
 
-    context = multiprocessing.get_context("fork")  # works for code that is no module, and shares the model's memory
+    context = multiprocessing.get_context("fork")  # works for code that is not in a module, and shares the model's memory
     processes = [context.Process(target=repeat, daemon=True) for _ in range(count)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python warns of threads, which the forks do not use

@@ -1,6 +1,7 @@
-"""Measurement of frames through MPI: the rate of a job of two ranks on this host that exchange them over TCP.
+"""Measurement of frames through MPI: the rate of a job of two ranks on this host that exchange frames over TCP.
 
-The bytes of a frame cost more than those of a socket: MPI copies them, checks both ends in turn, and the frame has a checksum.
+A byte of a frame costs more than a byte through a socket: MPI copies it and polls both ends alternately, and the frame has a
+checksum.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _VARIABLES = {
 def mpi_cost() -> float:
     """Return the seconds of a core, at each end, for each byte of a frame; 0.0 if no job of two ranks can be started here.
 
-    So it is in a process that is a rank of a job itself.
+    No job can be started in a process that is itself a rank of a job.
     """
     from psnode.jobs import launch
 

@@ -1,1 +1,1 @@
-"""Profiles that take the figures of a finished run in place of those of the host on which they were measured."""
+"""Profiles in which the figures of a finished run replace those of the host on which the profile was measured."""

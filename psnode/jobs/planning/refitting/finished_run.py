@@ -1,6 +1,6 @@
-"""A finished run as a refit needs it: its settings, its plan, its links, and the medians of its steps.
+"""The facts about a finished run that a refit needs: its settings, plan and links, and the medians of its steps.
 
-Nothing that the files of the run name is executed.
+Code that the files of the run name is never executed.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from psnode.records.directory import CONFIG
 from psnode.records.machines import MACHINES
 from psnode.records.metrics import METRICS, read_records
 
-FEWEST = 10  # steps without which a run has no medians
-_COLD = 2  # first steps that do not count, as in the run's own comparison with its prediction
+FEWEST = 10  # a run with fewer steps has no medians
+_COLD = 2  # number of first steps that do not count, as in the comparison of a run with its prediction
 
 
 class StepFigures(NamedTuple):
-    """Figures of a step: seconds, and in `sent` and `received` the bytes of a worker.
+    """Figures of a step: seconds, and the bytes that a worker `sent` and `received`.
 
-    `step`: from one version to the next. `passes`: of a worker, with the loading of weights and without waits. `encode`: of a
-    worker's coder. `decode`: the master's, of the gradients of all workers. `update`: the master's, of the optimizer and the
+    `step`: from one version to the next. `passes`: of a worker, including the loading of weights, without waits. `encode`: of a
+    worker's coder. `decode`: of the master, for the gradients of all workers. `update`: of the master, for the optimizer and the
     coding of weights.
     """
 
@@ -51,8 +51,9 @@ class StepFigures(NamedTuple):
 class FinishedRun:
     """A run of `workers` workers in the directory `path`, in which `steps` steps were measured.
 
-    `measured`: the medians over these steps. `prediction`, `links`: that of its step, and its measured links, if it recorded
-    them. `cores`: the least number of cores of a host, None if unknown. `crowded`: True if all ranks shared one host.
+    `measured`: the medians over these steps. `prediction`: the recorded prediction of its step; `links`: its measured links; both
+    None if they were not recorded. `cores`: the least number of cores of a host, None if unknown. `crowded`: True if all ranks
+    shared one host.
     """
 
     path: Path
@@ -71,8 +72,8 @@ class FinishedRun:
     def read(cls, path: Path) -> Self:
         """Return the run in the directory `path`.
 
-        Raises ConfigurationError if it holds no run, a damaged one, one whose rounds do not wait for all workers, or one with
-        fewer than FEWEST measured steps.
+        Raises ConfigurationError if there is no run, or if the run is damaged, has rounds that do not wait for all workers, or
+        has fewer than FEWEST measured steps.
         """
         try:
             saved = read_json(path / CONFIG)
@@ -113,7 +114,7 @@ class FinishedRun:
 
     @property
     def code(self) -> str | None:
-        """The first setting of the run that names code outside psnode, with its flag; None without one."""
+        """The first setting of the run that names code outside psnode, with its flag; None if there is no such setting."""
         for name, setting in settings().items():
             value, tells = getattr(self.config, name), setting.rules.names_code
             if name != "log_to" and tells is not None and tells(value):
@@ -122,7 +123,7 @@ class FinishedRun:
 
 
 def _steps(path: Path, first: int, workers: int, spares: int) -> list[StepFigures]:
-    """Return the figures of the steps after the first `first` and _COLD ones in which all workers took part."""
+    """Return the figures of the steps in which all workers took part, without the first `first` + _COLD steps."""
     try:
         records = [record for record in read_records(path / METRICS) if record["step"] > first + _COLD]
     except PsnodeError as error:
@@ -140,7 +141,10 @@ def _steps(path: Path, first: int, workers: int, spares: int) -> list[StepFigure
 
 
 def _figures(record: Mapping[str, Any], workers: int, spares: int) -> StepFigures:
-    """Return the figures of a record of metrics.jsonl. Weights go to spares too. Raises ValueError for impossible figures."""
+    """Return the figures in a record of metrics.jsonl. Raises ValueError for impossible figures.
+
+    Weights go to workers and spares.
+    """
     seconds = record["seconds"]
     found = StepFigures(
         seconds["step"], seconds["forward_backward"], seconds["encode"], seconds["decode"],
@@ -153,7 +157,7 @@ def _figures(record: Mapping[str, Any], workers: int, spares: int) -> StepFigure
 
 
 def _hosts(path: Path) -> tuple[int | None, bool]:
-    """Return the least number of cores of a rank's host, if machines.json tells it, and True if all ranks share one host."""
+    """Return the least number of cores of a rank's host, if machines.json has it, and True if all ranks share one host."""
     with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
         ranks = read_json(path / MACHINES)["ranks"].values()
         cores = min(int(rank["cores"]) for rank in ranks)

@@ -2,14 +2,13 @@
 
 The run determines, as medians over its steps,
 
-* the passes, under all schemes: all their times are multiplied by one factor, and so is the loading of weights, which the
-  seconds of passes contain;
-* coding, decoding and updates of its own scheme. Other schemes that lose something, as it does, or nothing, as it does, are
-  multiplied by the same factors, as a faster or slower host would do;
-* the bytes of its own scheme, in both directions.
+* the passes under all schemes. Their times are multiplied by one factor, and so is the loading of weights, since the run's
+seconds of passes include it; * coding, decoding and updates of its own scheme. Those of another scheme are multiplied by the same
+factors, as on a faster or slower host, if both schemes are lossy or both are not; * the bytes of its own scheme, in both
+directions.
 
-All else stays: the bytes of other schemes, the seconds that DDP adds and those of its optimizer, the prices of messages and of
-their bytes, and the work of master and workers that belongs to no group.
+Everything else stays as measured: the bytes of other schemes, the seconds that DDP adds, the seconds of its optimizer, the prices
+of messages and of their bytes, and the work of master and workers that belongs to no group.
 """
 
 from __future__ import annotations
@@ -34,17 +33,17 @@ from psnode.protocol.wire import HEADER_BYTES
 _SLOWEST, _FASTEST = 1e5, 4e11  # bit/s: ends of the range in which a rate is sought
 _HALVINGS = 18
 _OF_A_SCHEME = ("codec", "feedback", "aggregator", "downlink", "downlink_lead")
-# origins of a rate
+# the possible origins of a rate
 GIVEN, MEASURED, FITTED, FREE, UNKNOWN = "given", "measured", "fitted", "free", "unknown"
 
 
 @dataclass(frozen=True)
 class ProfileRefit:
-    """A profile with the figures of `run`, whose scheme is that of `name`.
+    """A profile with the figures of `run`. `name`: the scheme of the run.
 
-    `scenario`: that of the run, and `origin` of its rate: GIVEN by the user, MEASURED by the run, FITTED to its steps, FREE if
-    its links do not limit its steps, or UNKNOWN on a host that all ranks share, since their waits for cores cannot be told from
-    waits for links. `predicted`, `refitted`: the figures of a step there according to the profile as it was, and to `profile`.
+    `scenario`: the scenario of the run. `origin` of its rate: GIVEN by the user, MEASURED by the run, FITTED to the steps of the
+    run, FREE if links do not limit the steps, or UNKNOWN if all ranks share a host, since waits for cores then look like waits
+    for links. `predicted`, `refitted`: the figures of a step in this scenario according to the original profile and to `profile`.
     """
 
     run: FinishedRun
@@ -59,9 +58,9 @@ class ProfileRefit:
 def refit(profile: Profile, run: FinishedRun, scenario: Scenario, *, given: bool) -> ProfileRefit:
     """Return `profile` with the figures of `run`.
 
-    `scenario`: that of the run. Its rate counts if it is `given`. Otherwise the rate is that of the links that the run has
-    measured, or else the one under which a step takes the measured time. Raises ConfigurationError if the run trained another
-    model, or with a scheme that the profile lacks.
+    `scenario`: the scenario of the run; its rate is used if `given`. Otherwise the rate is that of the links if the run measured
+    them, or else the rate at which a step takes the measured time. Raises ConfigurationError if the run trained another model, or
+    used a scheme that is not in the profile.
     """
     _check_model(profile, run.plan)
     if not run.config.overlap:
@@ -85,7 +84,7 @@ def refit(profile: Profile, run: FinishedRun, scenario: Scenario, *, given: bool
 
 
 def figures(profile: Profile, name: str, scenario: Scenario) -> StepFigures:
-    """Return the figures of a step under a scheme of the profile."""
+    """Return the figures of a step under the scheme `name` of the profile."""
     costs = profile.schemes[name]
 
     def total(cost: str) -> float:
@@ -98,7 +97,10 @@ def figures(profile: Profile, name: str, scenario: Scenario) -> StepFigures:
 
 
 def with_figures(profile: Profile, name: str, run: FinishedRun) -> Profile:
-    """Return the profile with the measured figures of `run`, whose scheme is that of `name` and has the groups of its plan."""
+    """Return the profile with the measured figures of `run`.
+
+    The scheme `name` is the run's, with the groups of the run's plan.
+    """
     costs, measured = profile.schemes[name], run.measured
     slower = measured.passes / (profile.passes + sum(group.apply for group in costs.groups))
     totals = {
@@ -143,7 +145,7 @@ def _changed(
 
 
 def _spread(costs: Sequence[float], total: float, sizes: Sequence[int]) -> list[float]:
-    """Return costs in the proportions of `costs` that add up to `total`; in those of `sizes` if all costs are 0."""
+    """Return costs with the sum `total` in the proportions of `costs`, or of `sizes` if all `costs` are 0."""
     weights = costs if sum(costs) > 0 else sizes
     return [total * weight / sum(weights) for weight in weights]
 
@@ -153,7 +155,7 @@ def _ratio(measured: float, predicted: float) -> float:
 
 
 def _check_model(profile: Profile, plan: Plan) -> None:
-    """Raise ConfigurationError unless the profile's tensors are those of the plan."""
+    """Raise ConfigurationError unless the profile has the tensors of the plan."""
     names = {tensor.name for tensor in profile.tensors}
     if len(names) < len(profile.tensors) or "" in names:
         raise ConfigurationError("this profile does not name its tensors, since an earlier version wrote it: measure again")
@@ -164,9 +166,10 @@ def _check_model(profile: Profile, plan: Plan) -> None:
 
 
 def scheme_in(profile: Profile, run: FinishedRun) -> str:
-    """Return the name of the run's scheme in the profile. Raises ConfigurationError without it, and for a profile without plans.
+    """Return the name of the run's scheme in the profile.
 
-    Codecs in files, which are not executed, are compared by their names.
+    Codecs in files are not executed, but compared by name. Raises ConfigurationError if the profile does not have the scheme, or
+    contains no plans.
     """
     stated = stated_settings(run.config)
     found = next((name for name, costs in profile.schemes.items() if dict(costs.settings) == stated), None)
@@ -194,10 +197,10 @@ def _is_of(costs: SchemeCosts, run: FinishedRun) -> bool:
 
 
 def on_plan(profile: Profile, costs: SchemeCosts, plan: Plan) -> SchemeCosts:
-    """Return the costs of a scheme on the groups of a plan, which may be others than the measured ones.
+    """Return the costs of a scheme on the groups of a plan. These groups may differ from the measured ones.
 
-    Bytes of new groups are a header, four for each plain coordinate, and equally many for each coded one; seconds are in
-    proportion to the coordinates. Costs of the measured plan are returned as they are.
+    The bytes of a new group are a header, four for each plain coordinate, and an average number for each coded coordinate. Its
+    seconds are in proportion to its coordinates. If the plan is the measured one, the costs are returned unchanged.
     """
     if Plan.from_dict(costs.plan).groups == plan.groups:
         return replace(costs, plan=plan.to_dict())
@@ -225,9 +228,9 @@ def on_plan(profile: Profile, costs: SchemeCosts, plan: Plan) -> SchemeCosts:
 
 
 def fitted_rate(profile: Profile, name: str, scenario: Scenario, seconds: float) -> float | None:
-    """Return the rate of links, in bit/s, under which a step takes `seconds`, found by bisection.
+    """Return the rate of links, in bit/s, at which a step takes `seconds`, found by bisection.
 
-    None if it takes as long on the fastest links, or less even on the slowest.
+    Returns None if a step takes at least as long on the fastest links, or no longer even on the slowest.
     """
     costs = profile.schemes[name]
 

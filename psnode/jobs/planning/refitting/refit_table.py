@@ -1,4 +1,4 @@
-"""Figures of a finished run beside those that a profile predicts, as lines of text and as JSON has them."""
+"""Figures of a finished run next to the predictions of a profile, as lines of text and in types that JSON has."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _WIDTH = 62
 
 
 def lines(found: ProfileRefit) -> list[str]:
-    """Return the lines of a table, below an empty line, and of the origin of every quantity of the refitted profile."""
+    """Return an empty line, the lines of the table, and lines on the origin of every quantity of the refitted profile."""
     run = found.run
     made = ["", f"{run.path}: {found.name}, {counted(run.workers, 'worker')}, medians of {counted(run.steps, 'step')}"]
     made.append(f"{'':28}{'predicted':>12}{'measured':>12}{'off':>10}")
@@ -76,12 +76,12 @@ def _off(predicted: float, measured: float) -> str:
 
 
 def _share(predicted: float, measured: float) -> float | None:
-    """Return the share by which the measured figure is larger; None if nothing was predicted."""
+    """Return the difference of the measured from the predicted figure, relative to the prediction; None if that is 0."""
     return measured / predicted - 1 if predicted else None
 
 
 def facts(found: ProfileRefit) -> dict[str, Any]:
-    """Return the comparison as JSON has it: seconds, bytes, bit/s, and shares."""
+    """Return the comparison in types that JSON has: seconds, bytes, bit/s, and relative differences."""
     run = found.run
     return {
         "path": str(run.path), "scheme": found.name, "workers": run.workers, "steps": run.steps,

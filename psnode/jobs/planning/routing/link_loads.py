@@ -1,4 +1,4 @@
-"""The frames of a step on the routes of its groups, and the bytes that they take through the link of every rank."""
+"""The frames of a step on the routes of its groups, and the bytes that these frames add to the link of every rank."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from psnode.exchange.routes.route import Route
 
 
 class RoutedFrame(NamedTuple):
-    """A frame from rank `source` to rank `target`, which may be the same: a group's gradient, or its weights."""
+    """A frame with a group's gradient or weights, from rank `source` to rank `target`, which may be the same rank."""
 
     source: int
     target: int
@@ -19,7 +19,7 @@ class RoutedFrame(NamedTuple):
 
 
 def frames_of(routes: Sequence[Route], senders: Sequence[int]) -> Iterator[RoutedFrame]:
-    """Return the frames of a step, by group: gradients of the ranks `senders`, and weights from the root on."""
+    """Yield the frames of a step, group by group: gradients from the ranks `senders`, and then weights from the root."""
     for group, route in enumerate(routes):
         yield from (RoutedFrame(rank, root, group, is_gradient=True) for rank in senders for root in route.up(rank))
         ahead, reached = list(route.roots), set(route.roots)
@@ -34,10 +34,10 @@ def frames_of(routes: Sequence[Route], senders: Sequence[int]) -> Iterator[Route
 
 @dataclass
 class LinkLoad:
-    """The part of `rank` in a step. `groups`: those of which it is the root, with `coordinates` together.
+    """The part of `rank` in a step.
 
-    `gradients_in`, `weights_in`, `gradients_out`, `weights_out`: bytes through its link. Frames that stay on the rank pass no
-    link.
+    `groups`: the groups of which the rank is a root; `coordinates`: their total size. `gradients_in`, `weights_in`,
+    `gradients_out`, `weights_out`: bytes on its link. A frame from a rank to itself uses no link.
     """
 
     rank: int
@@ -50,21 +50,22 @@ class LinkLoad:
 
     @property
     def received(self) -> int:
-        """Bytes that come in."""
+        """Bytes that enter the rank."""
         return self.gradients_in + self.weights_in
 
     @property
     def sent(self) -> int:
-        """Bytes that go out."""
+        """Bytes that leave the rank."""
         return self.gradients_out + self.weights_out
 
 
 def link_loads(
     routes: Sequence[Route], senders: Sequence[int], *, sizes: Sequence[int], ups: Sequence[int], downs: Sequence[int]
 ) -> list[LinkLoad]:
-    """Return the loads of all ranks, the master's among them, by rank.
+    """Return the loads of all ranks, including the master, in the order of ranks.
 
-    By group: `sizes` in coordinates, `ups` and `downs` in bytes of a frame of the gradient and of the weights.
+    By group: `sizes` in coordinates, `ups` in bytes of a frame with the gradient, and `downs` in bytes of a frame with the
+    weights.
     """
     frames = list(frames_of(routes, senders))
     count = 1 + max((max(frame.source, frame.target) for frame in frames), default=0)

@@ -1,4 +1,4 @@
-"""Routes as lines of text: the way of the groups of every root, and the part of every rank."""
+"""Routes as lines of text: the ways of the groups, root by root, and the part of every rank in a step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from psnode.jobs.planning.routing.link_loads import LinkLoad, link_loads
 from psnode.jobs.planning.routing.routed_groups import RoutedGroups
 from psnode.plans.roles import MASTER
 
-_MOST_NAMED = 8  # groups of a root that are named
+_MOST_NAMED = 8  # maximum number of a root's groups that are named
 _HEAD = f"{'':14}{'weights':>10}{'gradients in':>14}{'weights in':>12}{'gradients out':>15}{'weights out':>13}"
 
 
@@ -25,7 +25,7 @@ def loads_of(groups: RoutedGroups) -> list[LinkLoad]:
 def title_of(groups: RoutedGroups, name: str, topology: str) -> str:
     """Return the line above a picture of routes: u and v are the bytes of a worker's gradient, and of the weights that it gets.
 
-    `name`: that of the scheme.
+    `name`: the name of the scheme.
     """
     costs, workers = groups.costs.groups, counted(groups.layout.workers, "worker")
     up, down = amount(sum(group.up for group in costs)), amount(sum(group.down for group in costs))
@@ -33,7 +33,7 @@ def title_of(groups: RoutedGroups, name: str, topology: str) -> str:
 
 
 def route_lines(groups: RoutedGroups, name: str, topology: str) -> list[str]:
-    """Return the lines, below an empty line: a title, the way of every root's groups, and a table of the ranks."""
+    """Return an empty line, a title, lines on the ways of every root's groups, and a table of the ranks."""
     found = ["", title_of(groups, name, topology)]
     loads, senders = loads_of(groups), ranks_text(groups.layout.computing)
     for load in loads:
@@ -53,29 +53,29 @@ def route_lines(groups: RoutedGroups, name: str, topology: str) -> list[str]:
 
 
 def busy_text(load: LinkLoad) -> str:
-    """Return the bytes of a link in both directions."""
+    """Return a text with the bytes on a link in both directions."""
     return f"{amount(load.received)} in and {amount(load.sent)} out in a step"
 
 
 def role_of(rank: int) -> str:
-    """Return a rank with its role."""
+    """Return a rank and its role as text."""
     return "the master" if rank == MASTER else f"rank {rank}"
 
 
 def share_text(coordinates: int, whole: int) -> str:
-    """Return the share of the weights that a rank updates."""
+    """Return the share of the weights that a rank updates, as text."""
     return f"{100 * coordinates / max(whole, 1):.1f} %"
 
 
 def groups_text(groups: Sequence[int]) -> str:
-    """Return the numbers of groups, of many only the first ones."""
+    """Return the numbers of groups as text. If there are many, only the first ones are named."""
     if len(groups) > _MOST_NAMED:
         return f"groups {', '.join(map(str, groups[:_MOST_NAMED]))} and {len(groups) - _MOST_NAMED} more"
     return f"group{'s' if len(groups) > 1 else ''} {', '.join(map(str, groups))}"
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
-    """Return ascending ranks as text, neighbours as a range: ranks 1-4, 7."""
+    """Return ascending ranks as text, consecutive ranks as a range: ranks 1-4, 7."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][-1] + 1:

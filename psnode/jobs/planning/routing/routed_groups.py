@@ -40,10 +40,10 @@ class RoutedGroups:
 def routed(profile: Profile, name: str, topology: str, workers: int) -> RoutedGroups:
     """Return the groups of a scheme of the profile in a job of `workers` workers under the setting `topology`.
 
-    The groups are those that a run has there. If the measured groups are others, seconds are shared out by coordinates, and bytes
-    by coded and plain coordinates. Raises ConfigurationError for a scheme that train refuses under this topology, and for a
-    profile of an earlier version, which kept no plans.
-    Where every worker updates the weights itself, the update is that of a dense downlink, and the weights stay on the worker.
+    The groups are those of a run under this topology. If the measured groups differ, seconds are divided by coordinates, and
+    bytes by coded and plain coordinates. If every worker updates the weights itself, the update has the cost of a dense downlink,
+    and the weights stay on the worker. Raises ConfigurationError for a scheme that train refuses under this topology, and for a
+    profile of an earlier version, which contained no plans.
     """
     costs = profile.schemes[name]
     if not costs.plan:
@@ -61,7 +61,7 @@ def routed(profile: Profile, name: str, topology: str, workers: int) -> RoutedGr
 
 
 def fits(profile: Profile, name: str, topology: str) -> bool:
-    """Return False for a scheme of the profile that train refuses under a topology."""
+    """Return True unless train refuses a scheme of the profile under a topology."""
     try:
         _refuse(profile.schemes[name], topology)
     except ConfigurationError:
@@ -70,9 +70,9 @@ def fits(profile: Profile, name: str, topology: str) -> bool:
 
 
 def possible(config: Config, topologies: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return those of several topologies under which train takes `config`, and for each of the others the line of its refusal.
+    """Return the topologies under which train accepts `config`, and the error lines for all others.
 
-    A single topology that is refused raises ConfigurationError.
+    If there is only one topology and it is refused, ConfigurationError is raised.
     """
     found, refused = list[str](), list[str]()
     for topology in topologies:
@@ -95,9 +95,9 @@ def _refuse(costs: SchemeCosts, topology: str) -> None:
 
 
 def _with_dense_weights(profile: Profile, costs: SchemeCosts, plan: Plan) -> SchemeCosts:
-    """Return the costs with an update and weights that are not coded, whose seconds are those of the scheme dense by coordinate.
+    """Return the costs with an uncoded update and uncoded weights. Their seconds per coordinate are those of the scheme dense.
 
-    A profile without this scheme keeps the seconds as they are.
+    If the profile does not contain dense, the seconds stay as they are.
     """
     plain = profile.schemes.get(DENSE, costs)
     seconds = {key: sum(getattr(group, key) for group in plain.groups) for key in ("apply", "update")}
@@ -111,7 +111,7 @@ def _with_dense_weights(profile: Profile, costs: SchemeCosts, plan: Plan) -> Sch
 
 
 def _grouping(costs: SchemeCosts) -> dict[str, Any]:
-    """Return the settings by which the plan was made. Those that the profile does not tell have their usual values."""
+    """Return the settings by which the plan was made. Settings that the profile does not contain have their usual values."""
     usual = grouping_of(Config())
     return {name: costs.grouping.get(name, value) for name, value in usual.items()}
 
@@ -124,5 +124,5 @@ def _tensors(profile: Profile, plan: Plan) -> list[Tensor]:
 
 
 def _codec(plan: Plan) -> str:
-    """Return the codec of a plan that was made by the rule: all coded segments have the same one."""
+    """Return the codec of a plan that was made by the rule, in which all coded segments have the same codec."""
     return next((segment.codec for segment in plan.segments if segment.codec != IDENTITY), IDENTITY)

@@ -1,7 +1,7 @@
 """Curves of codecs: seconds and bytes of a group as linear functions of its coordinates, fitted to measured groups.
 
-They give costs to groupings that were not measured. A fit is a least squares fit with coefficients that are not negative,
-since no part of a cost is.
+The curves give the costs of groupings that were not measured. A fit is a least squares fit whose coefficients are not negative,
+since no part of a cost is negative.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ Counts = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class CostLine:
-    """A cost of a group: `fixed`, and `coded` and `plain` for each coordinate that a codec codes or that travels as it is."""
+    """The parameters of a group's cost: `fixed` for the group, `coded` for each coded coordinate, and `plain` for each uncoded
+    one."""
 
     fixed: float
     coded: float
@@ -41,8 +42,8 @@ class CostLine:
 class CodecCurves:
     """The costs of a group under a pair of codecs, one for each direction.
 
-    The lines are those of GroupCosts: `up` and `down` in bytes, the others in seconds of one core. `extra` and `bookkeeping` are
-    those of SchemeCosts, as a group's part of a worker's step, and for a frame of the group.
+    The lines stand for the fields of GroupCosts: `up` and `down` in bytes, the others in seconds of one core. `extra` and
+    `bookkeeping` are as in SchemeCosts, but for one group: its part of a worker's step, and the work for one frame.
     """
 
     up: CostLine
@@ -63,7 +64,8 @@ class CodecCurves:
 
 
 _OF_GROUPS = ("up", "down", "apply", "decode", "update")
-# measured for all groups together: a worker reports the seconds of all its coding; the report is a frame more than the groups'
+# measured for all groups together: a worker reports the seconds of all its coding, and the report is one frame more than the
+# groups have
 _OF_STEPS: dict[str, Callable[[SchemeCosts], float]] = {
     "encode": lambda costs: sum(group.encode for group in costs.groups),
     "extra": lambda costs: costs.extra,
@@ -74,8 +76,8 @@ _OF_STEPS: dict[str, Callable[[SchemeCosts], float]] = {
 def fitted_curves(measured: Sequence[SchemeCosts]) -> CodecCurves:
     """Return the curves of a scheme that was measured with several groupings of one model.
 
-    Raises ConfigurationError if all groupings have equally many groups, since fixed costs are unknown then, or if their groups do
-    not tell how many of their coordinates are coded.
+    Raises ConfigurationError if all groupings have the same number of groups, because the fixed costs are then unknown. Also
+    raises it if the groups do not state how many of their coordinates are coded.
     """
     if len({len(costs.groups) for costs in measured}) < 2:
         raise ConfigurationError("a search for groups needs a model of several layers: this one always travels as a whole")
@@ -95,8 +97,8 @@ def fitted_curves(measured: Sequence[SchemeCosts]) -> CodecCurves:
 def fitted_line(counts: Iterable[Sequence[float]], costs: Sequence[float]) -> CostLine:
     """Return the line that fits `costs` best.
 
-    `counts`: for each cost the numbers of groups, coded coordinates and plain coordinates. A cost counts by the inverse of its
-    size, as the square of an error relative to the cost's root, so that small groups are not lost beside large ones.
+    `counts`: for each cost the numbers of groups, coded coordinates and plain coordinates. The squared error of a cost is divided
+    by the cost, so that small groups matter next to large ones.
     """
     target = np.asarray(costs, float)
     weights = 1 / np.sqrt(np.maximum(target, target.max() * 1e-6)) if target.max() > 0 else np.ones_like(target)
@@ -104,9 +106,9 @@ def fitted_line(counts: Iterable[Sequence[float]], costs: Sequence[float]) -> Co
 
 
 def nonnegative_fit(matrix: Counts, target: Counts) -> list[float]:
-    """Return the x >= 0 with the least |matrix x - target|, for a few columns: the best over all sets of columns with x > 0.
+    """Return the x >= 0 with the least |matrix x - target|, for a few columns, by trying all sets of columns with x > 0.
 
-    The first of equally good answers has the fewest such columns.
+    Of equally good answers, the one with the fewest columns is returned.
     """
     columns = matrix.shape[1]
     scale = np.abs(matrix).max(axis=0)
@@ -126,6 +128,9 @@ def nonnegative_fit(matrix: Counts, target: Counts) -> list[float]:
 
 
 def mixed_curves(up: CodecCurves, down: CodecCurves) -> CodecCurves:
-    """Return the curves of a pair of codecs: gradients as under `up`; updates, and changes of weights, as under `down`."""
+    """Return the curves of a pair of codecs.
+
+    Gradients cost as under `up`. Updates, and changes of weights, cost as under `down`.
+    """
     taken = {name: getattr(down, name) for name in ("down", "apply", "update")}
     return CodecCurves(**{each.name: taken.get(each.name, getattr(up, each.name)) for each in fields(CodecCurves)})

@@ -1,4 +1,4 @@
-"""Groupings: the result of a search as plain data, the plan that it asks for, and its costs."""
+"""Groupings: the result of a search as plain data, the plan that it describes, and the costs of that plan."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from psnode.plans.rule import assembled, codec_in_plan
 
 @dataclass(frozen=True)
 class CodecCandidate:
-    """A way to code a group. `flags`: a scheme with flags of train that codes so; `codec`: its full spec.
+    """A way to code a group.
 
-    `error`: |x - decoded x|^2 over |x|^2 of a gradient x, of coordinates that are coded. `lossy`: see SchemeCosts.
+    `flags`: a scheme with flags of train that codes in this way; `codec`: the full spec of its codec. `error`: |x - decoded x|^2
+    / |x|^2 of the coded coordinates x of a gradient. `lossy`: see SchemeCosts.
     """
 
     flags: str
@@ -29,7 +30,7 @@ class CodecCandidate:
 
 @dataclass(frozen=True)
 class GroupChoice:
-    """A group: names of neighbouring tensors, the flags of its candidate, and the number of equal parts that it travels in."""
+    """A group: names of neighbouring tensors, the flags of its candidate, and the number of equal parts in which it is sent."""
 
     names: tuple[str, ...]
     flags: str
@@ -38,9 +39,10 @@ class GroupChoice:
 
 @dataclass(frozen=True)
 class Grouping:
-    """Groups in the order in which their gradients finish. `seconds`: of a step in the model that found the grouping.
+    """Groups in the order in which their gradients finish.
 
-    `error`: the sum over tensors of their codec's error, weighted by their shares of |gradient|^2.
+    `seconds`: the step time in the model that found the grouping. `error`: the sum over the tensors of the error of their codec,
+    weighted by the tensor's share of |gradient|^2.
     """
 
     groups: tuple[GroupChoice, ...]
@@ -50,18 +52,21 @@ class Grouping:
 
 @dataclass(frozen=True)
 class SmallTensorRules:
-    """The settings that decide which tensors travel as they are: see psnode.plans.rule.make_plan."""
+    """The settings that decide which tensors are sent uncoded: see psnode.plans.rule.make_plan."""
 
     min_compress_bytes: int = 4096
     code_small: bool = False
 
     @classmethod
     def of(cls, config: Config) -> SmallTensorRules:
-        """Return those of the settings."""
+        """Return the rules that the settings of `config` define."""
         return cls(config.min_compress_bytes, config.small_tensors == "coded")
 
     def codes(self, name: str, shape: tuple[int, ...], codec: str) -> bool:
-        """Return True if a plan codes a tensor where `codec` is asked for. Raises ConfigurationError if the codec cannot."""
+        """Return True if a plan codes a tensor for which `codec` is requested.
+
+        Raises ConfigurationError if the codec cannot code it.
+        """
         tensor = Tensor(name, shape)
         found = codec_in_plan(tensor, codec, min_compress_bytes=self.min_compress_bytes, code_small=self.code_small)
         return found != IDENTITY
@@ -77,11 +82,12 @@ def grouped_plan(
 ) -> Plan:
     """Return the plan with these groups. `codecs`: the spec of every candidate, by its flags.
 
-    Small tensors, and segments that coding would not make smaller, travel as they are. Segments are cut at multiples of PARTITION
-    coordinates, and none exceeds MAX_SEGMENT. `whole_tensors`: the optimizer needs whole tensors, so that a group has one part.
-    A plan without any coded segment belongs to a scheme with a dense downlink, since another scheme would code its changes.
+    Small tensors, and segments that coding would not make smaller, are sent uncoded. Segments are cut at multiples of PARTITION
+    coordinates, and have at most MAX_SEGMENT. `whole_tensors`: True if the optimizer needs whole tensors; a group then has one
+    part. A plan without a coded segment belongs to a scheme with a dense downlink, since any other scheme would code the changes
+    of weights.
 
-    Raises ConfigurationError unless the groups hold every tensor once, in order, and name candidates.
+    Raises ConfigurationError unless the groups contain every tensor once, in order, and name only candidates in `codecs`.
     """
     names = [name for group in groups for name in group.names]
     if names != [tensor.name for tensor in tensors]:
@@ -105,9 +111,10 @@ def grouped_plan(
 def planned_costs(plan: Plan, tensors: Sequence[TensorTimes], candidates: Sequence[CodecCandidate]) -> SchemeCosts:
     """Return the costs of a plan by the candidates' curves, for psnode.jobs.planning.job_step. KeyError for unknown tensors.
 
-    All coded segments of a group have the codec of one candidate; that of an unknown codec counts as the first one's. A group
-    is ready when its last tensor is, and needed when its first tensor is. A group without a coded coordinate travels alike under
-    all candidates: it has the costs of a candidate that codes nothing, if there is one. `bookkeeping` is the mean of all frames.
+    All coded segments of a group have the codec of one candidate. A codec that is not a candidate's has the costs of the first
+    candidate. A group is ready when its last tensor is ready, and needed when its first tensor is needed. A group without a coded
+    coordinate is sent alike under all candidates: it has the costs of a candidate that codes nothing, if there is one.
+    `bookkeeping` is the mean over all frames.
     """
     by_name, places = {tensor.name: tensor for tensor in tensors}, plan.slices()
     by_codec = {candidate.codec: candidate for candidate in reversed(candidates)}

@@ -1,15 +1,15 @@
 """Label-setting: the best cuts into groups, and the best codec of each group, in the model of step_clocks.
 
-A label is the row of clocks after some groups. A label at a cut is dropped if another one at this cut is as early in every clock,
-since every stage is monotone: whatever follows, the other one ends no later. So the answer is exact (Martins, "On a multicriteria
-shortest path problem", Eur. J. Oper. Res. 16, 1984), but the number of labels has no useful bound.
+A label is the row of clocks after some groups. A label at a cut is dropped if another label at this cut is at least as early in
+every clock. Since every stage is monotone, the other label ends no later, whatever follows. So the answer is exact (Martins, "On
+a multicriteria shortest path problem", Eur. J. Oper. Res. 16, 1984), but the number of labels has no useful bound.
 
-On a grid, a label is also dropped for one that is as early after rounding down to multiples of a step g. This delays a clock by
-less than g at every cut, and the use of weights, the sum of two clocks, by less than 2 g. So a grouping found with a grid is
-slower than the best one, of k groups, by less than 2 k g.
+On a grid, a label is also dropped if another label is as early after all clocks are rounded down to multiples of a step g. This
+delays a clock by less than g at every cut. It delays the use of weights, which is the sum of two clocks, by less than 2 g. So if
+the best grouping has k groups, a grouping found with a grid is slower by less than 2 k g.
 
-Labels that cannot end within SLACK of the quickest grouping known are dropped as well. A search with a grid begins with searches
-on coarser ones, which tell such groupings quickly.
+Labels that cannot end within SLACK of the quickest known grouping are dropped as well. A search with a grid begins with searches
+on coarser grids, which find quick groupings early.
 """
 
 from __future__ import annotations
@@ -41,21 +41,22 @@ from psnode.plans.groups import IDENTITY
 from psnode.plans.rule import MAX_SEGMENT, PARTITION
 
 Places = npt.NDArray[np.int64]
-GRID = 1e-3  # of the least conceivable step
-LEAST_NODE = 4096  # coordinates of a tensor that ends a group
-LEAST_PART = 4 * PARTITION  # coordinates of a part of a group, so that parts cut at multiples of PARTITION are about equal
+GRID = 1e-3  # relative to a lower bound of the step
+LEAST_NODE = 4096  # minimum coordinates of a tensor that may end a group
+LEAST_PART = 4 * PARTITION  # minimum coordinates of a part, so that parts cut at multiples of PARTITION are about equal
 SLACK = 0.002  # relative
-_COARSER = (30, 6)  # grids of searches before the last one, whose answers bound it from above
-_FIRST_GUESSES = 16  # the most groups of equal size that are tried before the search
+_COARSER = (30, 6)  # factors of the grids of earlier searches, whose answers bound the last search from above
+_FIRST_GUESSES = 16  # maximum number of equal groups that are tried before the search
 _FEW_TENSORS = 32
 _CUT, _ROW, _CANDIDATE, _PARTS = range(4)
-_ROUNDING = 1e-9  # relative, of sums that are compared with a limit
+_ROUNDING = 1e-9  # relative rounding error of sums that are compared with a limit
 
 
 class _Labels(NamedTuple):
-    """Labels at one cut. `clocks`: a row each. `origin`: a row each of _CUT, _ROW, _CANDIDATE and _PARTS.
+    """Labels at one cut. `clocks`: one row for each label. `origin`: one row of _CUT, _ROW, _CANDIDATE and _PARTS for each label.
 
-    These are the cut before the last group, the label at that cut, and the numbers of the group's candidate and of its parts.
+    These are the cut before the last group, the row of the label at that cut, the number of the group's candidate, and the number
+    of the group's parts.
     """
 
     clocks: Floats
@@ -76,16 +77,17 @@ def searched(
 ) -> list[Grouping]:
     """Return the `best` quickest groupings that the search ends with, quickest first; fewer if fewer remain.
 
-    The first one is the quickest of all that keep the `budget`, or nearly so with a `grid`; see above. The others are the
-    quickest that were met, and often differ little. A group without a coded tensor has a candidate that codes nothing, if
-    there is one.
+    The first grouping is the quickest of all that keep the `budget`; with a `grid` it is nearly the quickest, see above. The
+    others are the next quickest that the search found, and often differ little. A group without a coded tensor has a candidate
+    that codes nothing, if there is one.
 
-    `budget`: the largest `error` of a grouping, by default that of the model's first candidate wherever it codes, which is the
-    scheme's own. `grid`: the grid's step as a part of a lower bound of the training step, and of the budget; 0: no grid. If a
-    candidate's error exceeds the budget, labels are also compared by error, and the bound above is that of the best grouping
-    whose error is k grid steps below the budget. `least_node`: groups end after tensors of at least this many coordinates only;
-    by default after every tensor of a model of few, and else after those of LEAST_NODE coordinates. `parts`: numbers of equal
-    parts in which a group may travel; a part has LEAST_PART coordinates or more.
+    `budget`: the largest `error` of a grouping. The default is the error under the model's first candidate, which is the scheme's
+    own codec. `grid`: the step of the grid, relative to a lower bound of the training step and to the budget; 0: no grid. If the
+    error of a candidate exceeds the budget, labels are also compared by error, and the bound above refers to the best grouping
+    whose error is at least k grid steps below the budget. `least_node`: groups end only after tensors of at least this many
+    coordinates. By default they may end after every tensor if the model has few tensors, otherwise after tensors of at least
+    LEAST_NODE coordinates. `parts`: the numbers of equal parts in which a group may be sent; a part has at least LEAST_PART
+    coordinates.
 
     Raises ConfigurationError if no grouping keeps the budget.
     """
@@ -109,7 +111,7 @@ class _Search:
         errors = [float(model.times(whole, len(model.tensors), place).error[0]) for place in range(len(model.candidates))]
         self._budget = (errors[0] if budget is None else budget) * (1 + _ROUNDING)
         self._bare = np.array([candidate.codec == IDENTITY for candidate in model.candidates])
-        self.known = list[Grouping]()  # answers, the quickest first
+        self.known = list[Grouping]()  # the answers so far, the quickest first
         for guess in self._guesses():
             self._note(guess)
         self._least = float(self._bounds.seconds(model.start(), 0)[0])
@@ -120,12 +122,15 @@ class _Search:
         self._labels: list[_Labels] = []
 
     def run(self, grid: float, best: int) -> None:
-        """Add the `best` groupings of a search to those known. It looks for no slower ones than the quickest known."""
+        """Add the `best` groupings of a search to the known ones.
+
+        Groupings slower than the quickest known one are not searched for.
+        """
         self._steps[:] = grid * self._least
         self._steps[WORK] *= self._model.scenario.cores * self._model.profile.host.crowded
         self._steps[ERROR] = grid * self._budget
         self._labels = [_Labels(self._model.start(), np.zeros((1, 4), np.int64))]
-        clocks, place_of = self._labels[0].clocks, np.zeros((1, 2), np.int64)  # of all labels: the cut, and the row there
+        clocks, place_of = self._labels[0].clocks, np.zeros((1, 2), np.int64)  # of all labels: the cut, and the row at this cut
         for place in range(1, len(self._cuts)):
             found = [self._labels[0].at(np.arange(0)), *self._arriving(place, clocks, place_of)]
             labels = _Labels(np.concatenate([each.clocks for each in found]), np.concatenate([each.origin for each in found]))
@@ -145,7 +150,7 @@ class _Search:
             self.known = sorted([*self.known, found], key=lambda grouping: grouping.seconds)
 
     def _grouping(self, label: _Labels) -> Grouping:
-        """Return the grouping of a label at the last cut."""
+        """Return the grouping that a label at the last cut stands for."""
         stops, chosen, parts = list[int](), list[int](), list[int]()
         place = len(self._cuts) - 1
         while place > 0:
@@ -157,7 +162,7 @@ class _Search:
         return self._model.grouping(stops[::-1], chosen[::-1], parts[::-1])
 
     def _arriving(self, place: int, clocks: Floats, place_of: Places) -> Iterator[_Labels]:
-        """Yield all labels at a cut that may lead to an answer, by the last group's candidate and its parts."""
+        """Yield all labels at a cut that may lead to an answer, for each candidate and each number of parts of the last group."""
         model, stop, owner = self._model, int(self._cuts[place]), place_of[:, 0]
         starts = self._cuts[:place]
         quickest = self.known[0].seconds if self.known else np.inf
@@ -178,13 +183,13 @@ class _Search:
             yield _Labels(found[kept], origin)
 
     def _codes(self, starts: Places, stop: int, candidate: int) -> npt.NDArray[np.bool_]:
-        """Return for each start if a group under the candidate differs from one that codes nothing."""
+        """Return for each start True if a group under the candidate differs from a group under a candidate that codes nothing."""
         if self._bare[candidate] or not self._bare.any():
             return np.ones(len(starts), bool)
         return self._model.coded(starts, stop, candidate) > 0
 
     def _guesses(self) -> Iterator[Grouping]:
-        """Yield groupings of one candidate and about equal groups that keep the budget."""
+        """Yield groupings that keep the budget, have the same candidate for all groups, and have groups of about equal size."""
         model = self._model
         sizes = model.size(np.array([0]), int(self._cuts[-1])) - model.size(self._cuts, int(self._cuts[-1]))
         for count in range(1, min(_FIRST_GUESSES, len(self._cuts) - 1) + 1):
@@ -200,9 +205,10 @@ class _Search:
                     yield found
 
     def _cells(self, clocks: Floats, stop: int) -> Floats:
-        """Return the clocks that are compared, in cells of the grid.
+        """Return the compared clocks, in cells of the grid.
 
-        A clock earlier than the earliest moment at which the next group can need it is set to that moment, which changes nothing.
+        A clock earlier than the earliest moment at which the next group can need it is set to that moment, which changes no
+        result.
         """
         found = clocks.copy()
         found[:, CODER] = np.maximum(found[:, CODER], self._model.tensors[stop].ready)
@@ -216,7 +222,7 @@ class _Search:
 
 
 class _Bounds:
-    """Lower bounds of the step that a label can lead to, from the slopes of the curves over all tensors that are left."""
+    """Lower bounds of the step that a label can lead to, from the slopes of the curves over all remaining tensors."""
 
     def __init__(self, model: StepClocks) -> None:
         self._model = model
@@ -244,12 +250,15 @@ class _Bounds:
 
 
 def _left(values: Floats) -> Floats:
-    """Return the sums from every place to the end, and 0 for the end."""
+    """Return the sums from every place to the end, and 0 for the end itself."""
     return np.append(np.cumsum(values[::-1])[::-1], 0.0)
 
 
 def undominated(rows: Floats) -> Places:
-    """Return the places of the rows that no other row, or equal earlier row, is at most in every column; in no special order."""
+    """Return the places of the undominated rows, in no special order.
+
+    A row is dominated if another row is less or equal in every column. Of equal rows, only the first is returned.
+    """
     left = np.argsort(rows.sum(axis=1), kind="stable")
     kept = []
     while len(left):

@@ -1,7 +1,7 @@
-"""Candidates of a search, measured on this host: a scheme's own codecs, and the codecs that may take their place in a group.
+"""Candidates of a search, measured on this host: the scheme's own codecs, and codecs that may replace them in a group.
 
-In a plan for one scheme every coded segment has the scheme's feedback and downlink. So a group may be sent as it is, by `dense`,
-or in bf16 under the scheme's feedback and downlink.
+In a plan for one scheme, every coded segment has the scheme's feedback and downlink. So a group may be sent uncoded, by `dense`,
+or in bf16 with the scheme's feedback and downlink.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from psnode.plans.groups import Segment
 
 DENSE_FLAGS = "dense"
 _GROUPINGS = ("layer", "bytes", "model")
-_SIDE = 256  # rows and columns of the values with which an error is found
-# settings of a scheme's coding, which have their defaults in the candidates beside it
+_SIDE = 256  # rows and columns of the matrix with which a coding error is computed
+# settings of a scheme's coding; the other candidates have the defaults of these settings
 _OF_CODING = (*SETTINGS, "small_tensors", "min_compress_bytes")
 
 
 def codec_pairs(flags: str, config: Config) -> dict[str, Config]:
-    """Return the settings of every candidate by its flags, the scheme's own, `flags`, first.
+    """Return the settings of every candidate by its flags. The scheme's own candidate, `flags`, is the first.
 
-    Under a majority vote and under clipping by the median all groups have the scheme's codec. So have those of a scheme without
-    loss.
+    It is the only one if the groups must all have the scheme's codec: under a majority vote, under clipping by the median, and
+    for a scheme without loss.
     """
     scheme = resolve(config)
     found = {flags: config}
@@ -51,14 +51,14 @@ def codec_pairs(flags: str, config: Config) -> dict[str, Config]:
     )
     try:
         resolve(half)
-    except ConfigurationError:  # such as a feedback that only sparse codecs have
+    except ConfigurationError:  # for example, a feedback that is only for sparse codecs
         return found
     found[f"dense --codec bf16 --feedback {scheme.feedback} --downlink {scheme.downlink}"] = half
     return found
 
 
 def coding_error(config: Config) -> float:
-    """Return |x - decoded x|^2 over |x|^2 of the settings' codec for a square matrix x of independent normal values."""
+    """Return |x - decoded x|^2 / |x|^2 of the codec in `config` for a square matrix x of independent normal values."""
     scheme = resolve(config)
     segment = Segment(0, scheme.codec, 0, (_SIDE, _SIDE))
     codec = SegmentCoding.of(segment, get_feedback(scheme.feedback)).up
@@ -72,9 +72,9 @@ def measure_candidates(
 ) -> tuple[Profile, tuple[CodecCandidate, ...]]:
     """Return the profile of the model that `config` trains, and the candidates of `pairs`, by flags, with their curves.
 
-    Every candidate is measured with groups by layer, of many bytes, and of the whole model. The profile has the costs of each
-    in the groups of `config`. Raises ConfigurationError as psnode.jobs.planning.profiling.measure does, and for a model of one
-    layer.
+    Every candidate is measured with three groupings: by layer, by size with large groups, and the whole model in one group. The
+    profile has the costs of each candidate with the groups of `config`. Raises ConfigurationError as
+    psnode.jobs.planning.profiling.measure does, and for a model of one layer.
     """
     asked = {
         f"{flags} --group-by {by}": replace(each, group_by=by, group_bytes=each.group_bytes if by == "bytes" else 0)

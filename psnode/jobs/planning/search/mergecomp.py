@@ -5,13 +5,14 @@ Z. Wang et al., "MergeComp: A compression scheduler for scalable communication-e
 
     F = A + sum of h(x_i) + sum of g(x_i) - the time in which communication is hidden,
 
-where A is the time of the passes, h that of compression and g that of communication, both linear. Compression delays the backward
-pass, and communication runs beside both, one group after another. Here h is all work on a group, at a worker and at the master,
-and g are the P frames in and out of the master.
+where A is the time of the passes, and the linear functions h and g are the times of compression and communication. Compression
+delays the backward pass. Communication runs in parallel to both, one group after another. In this module, h is all work on a
+group, on a worker and on the master, and g is the time of P frames to the master and P frames from it.
 
-If the first of two groups grows, it is sent later, and the last one takes less time: F is the maximum of a rising and a falling
-function of the cut. So the cut of two groups is found by halving, and of y groups the last cut for every choice of the others, in
-a number of steps that grows as N^(y - 2) log N with N tensors. The paper tries y = 2, 3, ... until another group gains little.
+If the first of two groups grows, it is sent later, and the second group takes less time: F is the maximum of a rising and a
+falling function of the cut. So the cut of two groups is found by bisection. With y groups, the last cut is found by bisection for
+every choice of the other cuts. With N tensors this takes a number of steps that grows as N^(y - 2) log N. The paper tries y = 2,
+3, ... until another group gains little.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from psnode.errors import ConfigurationError
 from psnode.jobs.planning.search.grouping import Grouping
 from psnode.jobs.planning.search.step_clocks import StepClocks, joined_small
 
-GAIN = 0.05  # the least part of F by which another group has to lower it
-_MOST = 3  # groups that are tried
+GAIN = 0.05  # another group must lower F by at least this fraction
+_MOST = 3  # maximum number of groups that are tried
 
 
 def merged_step(clocks: StepClocks, stops: Sequence[int], candidate: int = 0) -> float:
-    """Return F in seconds for groups that end before the tensors `stops`, all coded by one candidate."""
+    """Return F in seconds for groups that end before the tensors with the numbers `stops`, all coded by one candidate."""
     computed = sent = ready = 0.0
     start, workers = 0, clocks.scenario.workers
     for stop in stops:
@@ -43,10 +44,11 @@ def merged_step(clocks: StepClocks, stops: Sequence[int], candidate: int = 0) ->
 
 
 def merged(clocks: StepClocks, groups: int, candidate: int = 0, *, exhaustive: bool = False, least_node: int = 0) -> Grouping:
-    """Return MergeComp's schedule of `groups` groups under one candidate. Its `seconds` are those of `clocks`, not F.
+    """Return MergeComp's schedule of `groups` groups under one candidate.
 
-    `exhaustive`: compare all cuts. `least_node`: groups end after tensors of at least this many coordinates only. Raises
-    ConfigurationError for more groups than there are such tensors.
+    The `seconds` of the result come from the model of `clocks`; they are not F. `exhaustive`: True to compare all cuts.
+    `least_node`: groups end only after tensors of at least this many coordinates. Raises ConfigurationError if there are fewer
+    such tensors than groups.
     """
     ends = joined_small(clocks.tensors, least_node)
     if not 1 <= groups <= len(ends):
@@ -71,7 +73,7 @@ def merged(clocks: StepClocks, groups: int, candidate: int = 0, *, exhaustive: b
 
 
 def merged_while_it_gains(clocks: StepClocks, candidate: int = 0, *, most: int = _MOST, least_node: int = 0) -> Grouping:
-    """Return the schedule with as many groups as lower F by GAIN each, up to `most`."""
+    """Return the schedule with as many groups as lower F by the fraction GAIN each, at most `most`."""
     found = merged(clocks, 1, candidate, least_node=least_node)
     for groups in range(2, min(most, len(joined_small(clocks.tensors, least_node))) + 1):
         more = merged(clocks, groups, candidate, least_node=least_node)
@@ -86,7 +88,7 @@ def _step_of(clocks: StepClocks, grouping: Grouping, candidate: int) -> float:
 
 
 def lowest(count: int, price: Callable[[int], float]) -> int:
-    """Return the place in range(count) of the least price, if prices first fall and then rise, by halving."""
+    """Return the place in range(count) with the lowest price, by bisection. Prices must first fall and then rise."""
     low, high = 0, count - 1
     while low < high:
         middle = (low + high) // 2

@@ -1,4 +1,4 @@
-"""The search for the groups of a run's own scheme: what is measured for it, and the plan files of its results."""
+"""The search for the groups of a run's own scheme: its measurements, and the plan files of its results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from psnode.plans.prediction import Prediction
 
 @dataclass(frozen=True)
 class PlanSearch:
-    """A search among groupings of the scheme `name` of a run with the settings `config`, by measured `candidates`."""
+    """A search among groupings for the scheme `name`, in a run with the settings `config`, with measured `candidates`."""
 
     name: str
     config: Config
@@ -41,10 +41,10 @@ class PlanSearch:
         return Ways(profile, self.candidates, scenario, self.config)
 
     def file(self, ways: Ways, way: Way, workers: int, source: str) -> PlanFile:
-        """Return the plan file of a way. `source`: the origin of its prediction, for people.
+        """Return the plan file of a way. `source`: the origin of the prediction, as text for people.
 
-        If no group is coded, the scheme is dense: another one would code the changes of the weights. Raises ConfigurationError if
-        dense would then be another training, with another learning rate or momentum.
+        If no group is coded, the scheme becomes dense, since any other scheme would code the changes of the weights. Raises
+        ConfigurationError if dense would change the training, because its learning rate or momentum differs.
         """
         plan, chosen, named = ways.plan(way), stated_settings(self.config), self.name
         if all(segment.codec == IDENTITY for segment in plan.segments):

@@ -1,19 +1,20 @@
-"""SeCoPa's decisions: for each gradient by itself, whether it is coded, and in how many parts.
+"""SeCoPa's decisions: for each gradient separately, whether it is coded, and in how many parts it is sent.
 
-Y. Bai et al., "Gradient compression supercharged high-performance data parallel DNN training" (HiPress), SOSP 2021. The paper
-compares, for a gradient of m bytes, sums of the times of all steps of its exchange, which it takes to follow each other:
+Y. Bai et al., "Gradient compression supercharged high-performance data parallel DNN training" (HiPress), SOSP 2021. For a
+gradient of m bytes, the paper assumes that the steps of its exchange follow each other, adds up their times, and compares the
+sums:
 
     uncoded              alpha send(m)
     coded in K parts     alpha send(r m / K) + beta encode(m / K) + gamma decode(r m / K),
 
-with numbers alpha, beta and gamma of steps, which depend on K and on the way of the exchange. Its parts go to several
-aggregators. Here all go to one master: they share its link and divide its lanes. So for P workers and l lanes,
+with the numbers of steps alpha, beta and gamma, which depend on K and on the method of exchange. In the paper the parts go to
+several aggregators. In psnode all parts go to one master: they share its link and its lanes. So for P workers and l lanes,
 
     coded in K parts     K [P (frame in + frame out) + encode + apply] + ceil(K / l) [P decode + update],   all of one part,
 
-and an uncoded gradient is one part of frames alone. Steps of different parts and gradients overlap in truth, so that this rule
-codes too seldom where the link binds. With `overlapped`, the time of an exchange is that of stages side by side over K parts, the
-longest of them and 1 / K of the others.
+where the seconds are those of one part. An uncoded gradient is one part that consists only of frames. In reality, steps of
+different parts and gradients overlap, so this rule codes too seldom if the link is the bottleneck. With `overlapped`, the stages
+of the K parts run in parallel: the exchange takes the time of the longest stage plus 1 / K of the times of the other stages.
 """
 
 from __future__ import annotations
@@ -42,15 +43,16 @@ class ExchangeTimes(NamedTuple):
     apply: float
 
     def seconds(self, parts: int, *, overlapped: bool) -> float:
-        """Return the time of the exchange: the sum, or with `overlapped` that of stages side by side over `parts` parts."""
+        """Return the time of the exchange: the sum of its stages, or with `overlapped` the time of parallel stages over `parts`
+        parts."""
         longest = max(self)
         return longest + (sum(self) - longest) / parts if overlapped else sum(self)
 
 
 def exchange_times(clocks: StepClocks, candidate: CodecCandidate, coded: float, plain: float, parts: int = 1) -> ExchangeTimes:
-    """Return the times of the exchange of a gradient in `parts` equal parts, with these numbers of coordinates in all.
+    """Return the times of the exchange of a gradient in `parts` equal parts.
 
-    Without a coded coordinate, only frames take time.
+    `coded`, `plain`: the numbers of coordinates in the whole gradient. If `coded` is 0, only frames take time.
     """
     workers, curves = clocks.scenario.workers, candidate.curves
     here = (coded / parts, plain / parts)
@@ -63,10 +65,10 @@ def exchange_times(clocks: StepClocks, candidate: CodecCandidate, coded: float, 
 
 
 def secopa(clocks: StepClocks, *, overlapped: bool = False, most: int = MOST_PARTS) -> tuple[GroupChoice, ...]:
-    """Return a group for every tensor of `clocks`, coded by the first candidate or not at all.
+    """Return one group for every tensor of `clocks`, either coded by the first candidate or uncoded.
 
-    `most`: parts that are tried; a part has at least PARTITION coordinates. Raises ConfigurationError if no candidate sends
-    gradients as they are.
+    `most`: the maximum number of parts that is tried; a part has at least PARTITION coordinates. Raises ConfigurationError if no
+    candidate sends gradients uncoded.
     """
     bare = next((candidate for candidate in clocks.candidates if candidate.codec == IDENTITY), None)
     if bare is None:
@@ -83,7 +85,7 @@ def secopa(clocks: StepClocks, *, overlapped: bool = False, most: int = MOST_PAR
 def _parts(
     clocks: StepClocks, tensor: TensorTimes, own: CodecCandidate, bare: CodecCandidate, tried: Sequence[int], *, overlapped: bool
 ) -> int:
-    """Return the number of parts of a tensor's exchange that is quickest coded; 0 if it is quicker uncoded."""
+    """Return the number of parts with which the coded exchange of a tensor is quickest; 0 if the uncoded exchange is quicker."""
     size = tensor.nbytes // 4
     least, best = exchange_times(clocks, bare, 0.0, size).seconds(1, overlapped=overlapped), 0
     for parts in tried:

@@ -1,27 +1,27 @@
-"""The model of a step in which groupings are searched: every group passes five stages in order, each a clock.
+"""The model of a step for the search among groupings: every group passes five stages in order, each with its own clock.
 
 All clocks count seconds from the beginning of the backward pass. For a group of a job with P workers and l lanes:
 
-    coder   when its last gradient is ready and the coder is free, + encode
-    inward  when it is coded and the master's link is free, + P frames; a frame takes as long as the slowest of the wire, the
-            thread that calls MPI, and the master's main thread
-    lanes   work w = P decode + update, which the lanes' clock advances by w / l, from the first frame on if that is later. The
-            group is done at the latest of this clock, the first frame + w, and the last frame + decode + update. The clock is
-            then at least that moment less w (1 - 1 / l)
-    outward when it is done and the link is free, + P frames
-    home    half a round trip later it can be applied where the next forward pass uses it
+    coder   starts when the group's last gradient is ready and the coder is free; takes encode
+    inward  starts when the group is coded and the master's link is free; takes P frames. A frame takes as long as the slowest of
+            the wire, the thread that calls MPI, and the master's main thread
+    lanes   the work w = P decode + update advances the lanes' clock by w / l, not earlier than from the first frame on. The group
+            is done at the latest of three times: this clock, the first frame + w, and the last frame + decode + update. The clock
+            is then at least the latest of these times minus w (1 - 1 / l)
+    outward starts when the group is done and the link is free; takes P frames
+    home    half a round trip later, the group can be applied when the next forward pass uses it
 
-The forward pass begins when the backward pass has ended and all groups are coded. It walks through the groups in the order of
-their first use and waits for each. If their uses mirror the order in which their gradients finish, the step ends at
+The forward pass begins when the backward pass has ended and all groups are coded. It waits for each group at its first use. If
+the groups are first used in the reverse order of their gradients, the step ends at
 
     max over groups k of  home_k + (applications of k and of groups ready before it) + forward - needed_k,
 
-and otherwise the rule is made safe: a group that is not used before all earlier ones adds its application to their terms as well.
-So the modelled forward pass is never too short. The `extra` of each group counts as application. A group may travel in several
-equal parts, each of which passes the stages by itself.
+For any other order an upper bound is taken, so that the modelled forward pass is never too short: a group that is not used before
+all groups that are ready earlier adds its application to the terms of these groups as well. The `extra` of a group counts as
+application. A group may travel in several equal parts. Each part then passes the stages by itself.
 
-Every stage is a sum and a maximum of clocks, so that a later clock never makes a step shorter. Where ranks share the cores of one
-machine, the step also takes at least all work over these cores.
+Every stage consists of sums and maxima of clocks, so a later clock never makes a step shorter. If ranks share the cores of one
+machine, a step also takes at least the sum of all work divided by the number of cores.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from psnode.jobs.planning.search.grouping import CodecCandidate, GroupChoice, Gr
 
 Floats = npt.NDArray[np.float64]
 CLOCKS = CODER, INWARD, LANES, OUTWARD, APPLIED, HOME, WORK, ERROR = range(8)
-_MANY_GROUPS = 1 << 20  # as many as no plan has, so that the cores alone limit the lanes
+_MANY_GROUPS = 1 << 20  # more than any plan has, so that only the cores limit the lanes
 
 
 class FrameTimes(NamedTuple):
-    """Seconds of a frame at the master in one direction: of a byte on the wire, and of a message and a byte in the thread."""
+    """Seconds of a frame at the master in one direction: a byte on the wire, a message and a byte in the MPI thread."""
 
     byte_on_wire: float
     message: float
@@ -59,10 +59,10 @@ class FrameTimes(NamedTuple):
 
 @dataclass(frozen=True)
 class GroupTimes:
-    """The seconds that groups take in every stage, as arrays. `frame_in`, `frame_out`: of one frame.
+    """Seconds that groups take in every stage, as arrays with one entry for each group.
 
-    `ready`, `needed`: as in GroupCosts. `reversed`: True if the group is used before all earlier groups. `work`: of all ranks'
-    cores. `error`: its part of the error of the whole.
+    `frame_in`, `frame_out`: of one frame. `ready`, `needed`: as in GroupCosts. `reversed`: True if the group is used before all
+    groups that are ready earlier. `work`: core seconds of all ranks. `error`: the group's part of the error of the grouping.
     """
 
     encode: Floats
@@ -83,10 +83,10 @@ class GroupTimes:
 
 
 class StepClocks:
-    """The model for tensors in the order in which their gradients finish.
+    """The step model of tensors, which are in the order in which their gradients finish.
 
-    `shares`: the tensors' parts of |gradient|^2; by default those of the coordinates. Raises ConfigurationError for a tensor that
-    a candidate's codec cannot take.
+    `shares`: each tensor's share of |gradient|^2; the default is its share of the coordinates. Raises ConfigurationError if the
+    codec of a candidate cannot code a tensor.
     """
 
     def __init__(
@@ -116,19 +116,19 @@ class StepClocks:
         self._outward = FrameTimes(wire, host.message, host.sends)
 
     def size(self, starts: npt.NDArray[np.int64], stop: int) -> Floats:
-        """Return the coordinates of tensors [start, stop) for every start."""
+        """Return the number of coordinates of the tensors [start, stop), for every start."""
         found: Floats = self._sizes[stop] - self._sizes[starts]
         return found
 
     def coded(self, starts: npt.NDArray[np.int64], stop: int, candidate: int) -> Floats:
-        """Return the number of coordinates of tensors [start, stop) that a candidate codes, for every start."""
+        """Return the number of coordinates of the tensors [start, stop) that a candidate codes, for every start."""
         found: Floats = self._coded[candidate, stop] - self._coded[candidate, starts]
         return found
 
     def times(self, starts: npt.NDArray[np.int64], stop: int, candidate: int, parts: int = 1) -> GroupTimes:
-        """Return the times of groups of the tensors [start, stop) for every start, under one candidate.
+        """Return the times of groups of the tensors [start, stop) under one candidate, for every start.
 
-        `parts`: return those of one of as many equal parts.
+        `parts`: if more than 1, the times are those of one of this many equal parts.
         """
         chosen, workers = self.candidates[candidate], self.scenario.workers
         curves, coded = chosen.curves, self.coded(starts, stop, candidate) / parts
@@ -148,15 +148,15 @@ class StepClocks:
         )  # fmt: skip
 
     def frames(self, candidate: CodecCandidate, coded: float, plain: float) -> tuple[float, float]:
-        """Return the seconds of a frame with these coordinates at the master, into it and out of it."""
+        """Return the seconds of a frame with these coordinates at the master: to the master, and from the master."""
         curves = candidate.curves
         up, down, kept = (np.array([line.at(coded, plain)]) for line in (curves.up, curves.down, curves.bookkeeping))
         return float(self._inward.at(up, kept)[0]), float(self._outward.at(down)[0])
 
     def extend(self, labels: Floats, group: GroupTimes, parts: int = 1) -> Floats:
-        """Return the clocks after a group, for every label: a row of clocks, by CLOCKS, after the groups before it.
+        """Return the clocks after a group, for every label. A label is a row of clocks, by CLOCKS, after the groups before it.
 
-        `parts`: the group consists of as many parts, each with the times `group`.
+        `parts`: the group consists of this many parts, each with the times `group`.
         """
         for _ in range(parts):
             labels = self._extend(labels, group)
@@ -187,7 +187,7 @@ class StepClocks:
         return found
 
     def shared_work(self, work: Floats) -> Floats:
-        """Return the least seconds of a step on shared cores, for the work on groups; 0 if ranks share no cores."""
+        """Return the minimum seconds of a step on shared cores, for the work on groups; 0 if ranks do not share cores."""
         if not self.scenario.shared:
             return np.zeros_like(work)
         found: Floats = (self.scenario.workers * self.profile.passes + work) / (self.scenario.cores * self.profile.host.crowded)
@@ -198,9 +198,9 @@ class StepClocks:
         return np.zeros((1, len(CLOCKS)))
 
     def along(self, stops: Sequence[int], chosen: Sequence[int], parts: Sequence[int] | None = None) -> Floats:
-        """Return the label after groups that end before the tensors `stops`, each under the candidate of a number in `chosen`.
+        """Return the label after groups that end before the tensors `stops`. `chosen`: the number of each group's candidate.
 
-        `parts`: the number of parts of each group; None: all have one.
+        `parts`: the number of parts of each group; None: every group has one part.
         """
         label, start = self.start(), 0
         for stop, candidate, count in zip(stops, chosen, parts or [1] * len(stops), strict=True):
@@ -209,7 +209,7 @@ class StepClocks:
         return label
 
     def grouping(self, stops: Sequence[int], chosen: Sequence[int], parts: Sequence[int] | None = None) -> Grouping:
-        """Return the groups that `along` takes, with their seconds and their error in this model."""
+        """Return the groups that `along` describes, with their seconds and their error in this model."""
         label, found, start = self.along(stops, chosen, parts), [], 0
         for stop, candidate, count in zip(stops, chosen, parts or [1] * len(stops), strict=True):
             names = tuple(tensor.name for tensor in self.tensors[start:stop])
@@ -219,13 +219,14 @@ class StepClocks:
 
     @property
     def reversed_from(self) -> npt.NDArray[np.bool_]:
-        """For every tensor, and for the end: True if it and all later tensors are used before all that are ready earlier."""
+        """For every tensor and for the end: True if it and all later tensors are used before all tensors that are ready
+        earlier."""
         own = np.append(self._needed <= self._earlier[:-1], True)
         found: npt.NDArray[np.bool_] = np.logical_and.accumulate(own[::-1])[::-1]
         return found
 
     def least(self) -> GroupTimes:
-        """Return lower bounds of the times of each tensor, as a part of any group under any candidate."""
+        """Return lower bounds of the times of each tensor, which hold as a part of any group and under any candidate."""
         count = len(self.tensors)
         one, zero = np.zeros(count), np.zeros(count)
         sizes, coded = np.diff(self._sizes), np.diff(self._coded, axis=1)
@@ -245,16 +246,17 @@ class StepClocks:
 
 
 def joined_small(tensors: Sequence[TensorTimes], least: int) -> list[int]:
-    """Return where groups may end: after each tensor of at least `least` coordinates, so that small ones join the next large one.
+    """Return the places at which groups may end: after each tensor of at least `least` coordinates.
 
-    Small tensors at the end join the last large one. An end is the number of tensors before it; the last is that of all tensors.
+    So small tensors join the next large tensor; those at the end join the last large tensor. A place is the number of tensors
+    before it. The last place is the number of all tensors.
     """
     ends = [place + 1 for place, tensor in enumerate(tensors) if tensor.nbytes // 4 >= least]
     return [*ends[:-1], len(tensors)]
 
 
 def _sums(values: Floats) -> Floats:
-    """Return the sums before every place, along the last axis."""
+    """Return the sums of the values before every place, along the last axis."""
     zeros = np.zeros((*values.shape[:-1], 1))
     return np.concatenate([zeros, np.cumsum(values, axis=-1)], axis=-1)
 

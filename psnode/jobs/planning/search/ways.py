@@ -1,4 +1,5 @@
-"""Ways to group a model's tensors, each with its costs and its plan: the rule, searches, and those of two papers."""
+"""Ways to group a model's tensors, each with its costs and its plan: by the rule, by a search, and by the methods of two
+papers."""
 
 from __future__ import annotations
 
@@ -26,11 +27,11 @@ from psnode.plans.groups import Plan, Tensor
 from psnode.plans.prediction import PredictedSpan
 from psnode.plans.rule import plan_of
 
-_SIMULATED = 5  # groupings of a search, of which the quickest in the simulation counts
+_SIMULATED = 5  # number of a search's groupings that are simulated; the quickest counts
 _PARTS = (1, 2, 4)  # numbers of equal parts in which a group may travel
 ONE, TWO, THREE, EACH = "one group", "MergeComp, two", "MergeComp, three", "a group a tensor"
 RULE, MERGECOMP, SECOPA, SIDES = "rule", "MergeComp", "SeCoPa", "SeCoPa, side by side"
-NAMES = {"mergecomp": MERGECOMP, "secopa": SECOPA}  # by the spelling of an option
+NAMES = {"mergecomp": MERGECOMP, "secopa": SECOPA}  # keys as they are spelled in an option
 OWN, MIXED, IN_PARTS = "searched, own codec", "searched, all codecs", "searched, all, in parts"
 
 
@@ -38,7 +39,8 @@ OWN, MIXED, IN_PARTS = "searched, own codec", "searched, all codecs", "searched,
 class Way:
     """A way to group the tensors: its `name`, its `costs`, and its simulated `step`.
 
-    `groups`: None for the rule. `modelled`: seconds of a step in the model of the search; None for ways that it cannot express.
+    `groups`: None for the way of the rule. `modelled`: the seconds of a step in the model of the search; None for ways that this
+    model cannot express.
     """
 
     name: str
@@ -48,7 +50,7 @@ class Way:
     modelled: float | None = None
 
     def codecs(self, profile: Profile, scheme: str) -> str:
-        """Return the shares of all coordinates by codec as text. `scheme`: the name of the rule's codec."""
+        """Return the shares of the codecs in all coordinates, as text. `scheme`: the name to show for the rule's codec."""
         named = {flags.partition(" --feedback")[0]: share for flags, share in self.shares(profile).items()}
         return ", ".join(f"{100 * share:.0f} % {flags}" for flags, share in named.items()) or f"100 % {scheme}"
 
@@ -58,7 +60,7 @@ class Way:
         return sum(group.up for group in self.costs.groups)
 
     def shares(self, profile: Profile) -> Mapping[str, float]:
-        """Return the shares of all coordinates by the flags of their candidate; empty for the rule."""
+        """Return the candidates' shares of all coordinates, by the flags of the candidate; empty for the rule."""
         sizes = {tensor.name: tensor.nbytes / profile.nbytes for tensor in profile.tensors}
         found: dict[str, float] = {}
         for group in self.groups or ():
@@ -67,7 +69,10 @@ class Way:
 
 
 class Ways:
-    """Ways for the tensors of `profile` under `config`, on the hosts of a scenario. The first candidate is the scheme's own."""
+    """Ways to group the tensors of `profile` under `config`, on the hosts of a scenario.
+
+    The first candidate is the scheme's own.
+    """
 
     def __init__(self, profile: Profile, candidates: Sequence[CodecCandidate], scenario: Scenario, config: Config) -> None:
         self._profile, self._candidates, self._scenario, self._config = profile, tuple(candidates), scenario, config
@@ -80,31 +85,32 @@ class Ways:
         return step_spans(self._profile, way.costs, self._scenario)
 
     def rule(self) -> Way:
-        """Return the way of psnode.plans.rule."""
+        """Return the way of the rule, psnode.plans.rule."""
         costs = planned_costs(self._by_rule(), self._profile.tensors, self._candidates)
         return Way(RULE, None, costs, job_step(self._profile, costs, self._scenario))
 
     def mergecomp(self, groups: int = 0) -> Way | None:
-        """Return MergeComp's way with a number of groups, 0: as many as gain. None if there are fewer tensors."""
+        """Return MergeComp's way with `groups` groups; 0: as many groups as pay. None if there are fewer tensors than groups."""
         if groups > len(joined_small(self._profile.tensors, 0)):
             return None
         found = merged(self._own, groups) if groups else merged_while_it_gains(self._own)
         return self._way({0: MERGECOMP, 1: ONE, 2: TWO, 3: THREE}[groups], found.groups, found.seconds)
 
     def secopa(self, *, overlapped: bool = False) -> Way | None:
-        """Return SeCoPa's way, by sums of stages or by stages side by side; None if the scheme's codec has no rival."""
+        """Return SeCoPa's way, with the sum of stages or with overlapped stages; None if the scheme's codec has no
+        alternative."""
         if len(self._candidates) < 2:
             return None
         return self._way(SIDES if overlapped else SECOPA, secopa(self._all, overlapped=overlapped))
 
     def each_tensor(self) -> Way:
-        """Return the way of a group for every tensor."""
+        """Return the way with one group for every tensor."""
         count = len(self._profile.tensors)
         found = self._own.grouping(range(1, count + 1), [0] * count)
         return self._way(EACH, found.groups, found.seconds)
 
     def searched(self) -> Iterator[Way]:
-        """Yield the best ways of ever wider searches: the scheme's own codec, all codecs, groups in parts."""
+        """Yield the best ways of searches with increasing freedom: the scheme's own codec, all codecs, groups in parts."""
         met = list[Way]()
         for name, clocks, parts in ((OWN, self._own, (1,)), (MIXED, self._all, (1,)), (IN_PARTS, self._all, _PARTS)):
             if self._config.whole_tensors and parts != (1,):
@@ -114,7 +120,7 @@ class Ways:
             yield Way(name, best.groups, best.costs, best.step, best.modelled)
 
     def compared(self) -> list[Way]:
-        """Return the ways that a table compares, the quickest first; the rule comes before ways that are no quicker."""
+        """Return the ways for a table, the quickest first. The rule precedes all ways that are not quicker than the rule."""
         found = [self.rule(), *self.searched(), self.mergecomp(), self.mergecomp(2), self.secopa(), self.secopa(overlapped=True)]
         return sorted((way for way in found if way is not None), key=lambda way: way.step.seconds)
 
@@ -123,7 +129,7 @@ class Ways:
         return self._by_rule() if way.groups is None else self._grouped(way.groups)
 
     def _way(self, name: str, groups: tuple[GroupChoice, ...], modelled: float | None = None) -> Way:
-        # the groups of the plan are priced: it has fewer parts where a codec or the optimizer takes no smaller ones
+        # the plan's own groups are priced, since it has fewer parts if a codec or the optimizer does not accept smaller parts
         costs = planned_costs(self._grouped(groups), self._profile.tensors, self._candidates)
         return Way(name, groups, costs, job_step(self._profile, costs, self._scenario), modelled)
 
@@ -139,9 +145,9 @@ class Ways:
 
 
 def way_table(scheme: str, ways: Sequence[Way], profile: Profile) -> list[str]:
-    """Return the lines of a table of ways to group the tensors of `scheme`, below an empty line.
+    """Return the lines of a table of ways to group the tensors of `scheme`, after an empty line.
 
-    It tells of each the number of groups, the step, the bytes that a worker sends, and the candidates of the groups.
+    For each way the table has the number of groups, the step, the bytes that a worker sends, and the candidates of the groups.
     """
     found = ["", f"{f'groups of {scheme}'[:27]:28}{'groups':>7}{'step':>10}{'sent':>11}  codecs"]
     for way in ways:
