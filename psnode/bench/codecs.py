@@ -1,18 +1,19 @@
 """`psnode bench codecs`: speed, bits, error and memory of every codec on one core, with the limits of memory and theory.
 
-For every setting and input, the result holds:
+For every setting and input, the result contains:
 
 - GB/s of float32 in encode, feedback, decode and decode_add, also as shares of the read bandwidth r measured in the same run.
-  feedback is one step of error feedback as in training: with the contractive form of the codec, and a gradient in as many parts
-  as a segment has tensors;
-- bits a coordinate of the payload, header included;
+  "feedback" is one step of error feedback as in training: with the contractive form of the codec, and with a gradient that
+  consists of the tensors of a segment;
+- the payload's bits per coordinate, header included;
 - the relative squared error ||x - decode||^2 / ||x||^2;
-- the bits above the fewest with which a codec can have that error on every input, and above R(D) of the input itself;
-- the most memory allocated, as a share of the input.
+- the bits above two limits: the fewest with which a codec can have this error on every input, and R(D) of the input itself;
+- the peak of allocated memory, as a share of the input.
 
-In training a codec finds gradients in memory, not in a cache. The codecs and the measurement of r therefore rotate through copies
-of the input, and of the arrays written to, whose total size is four times the last-level cache. The result also holds r from the
-cache. Payload buffers are reused, as in training, where payloads come from the network and go to the network.
+In training a codec finds gradients in memory, not in a cache. So the codecs and the measurement of r rotate through copies of the
+input, and through copies of the arrays written to. The total size of the copies is four times the last-level cache. The result
+also contains r from the cache. Payload buffers are reused, as in training, where payloads come from the network and go to the
+network.
 """
 
 from __future__ import annotations
@@ -88,9 +89,9 @@ def run(
 ) -> dict[str, Any]:
     """Measure the codecs `specs` on all inputs.
 
-    `size`: values of each random input. `gradient`: a file of `psnode bench record`, a further input. `seconds`: time spent on
-    each figure. `copies`: total bytes of the input's copies, and of the arrays written to. `tell`: takes a line on what is
-    measured next. A setting that fails has `failed`, the reason, instead of figures.
+    `size`: number of values in each random input. `gradient`: a file of `psnode bench record`, used as a further input.
+    `seconds`: time spent on each figure. `copies`: total bytes of the input's copies, and likewise of the arrays written to.
+    `tell`: called with a line about the next measurement. A setting that fails has the reason as `failed`, instead of figures.
     """
     codecs = [(spec, get_codec(spec)) for spec in settings(specs)]
     sources = [inputs.gaussian(size), inputs.student(size), *([inputs.recorded(gradient)] if gradient else [])]
@@ -114,10 +115,10 @@ def run(
 
 
 class Memory:
-    """Copies of the input (`inputs`) and arrays to write to (`targets`), both taken in turn.
+    """Copies of the input (`inputs`) and arrays to write to (`targets`). Both are used in turn.
 
-    The addresses of an input and its target differ modulo 4096, as those of unrelated arrays do: a processor takes a load at the
-    same address modulo 4096 as an earlier store for one that depends on this store.
+    The addresses of an input and its target differ modulo 4096, as do those of unrelated arrays. If they were equal, a processor
+    would assume that a load depends on an earlier store to the same address modulo 4096.
     """
 
     def __init__(self, source: Input, nbytes: int) -> None:
@@ -141,7 +142,7 @@ def _row(spec: str, codec: Codec, memory: Memory, theory: RateDistortion, second
         row |= quality(codec, parts, KEY, theory)
         row |= _speed(codec, memory, row["size"], seconds)
         row["allocated"] = _allocated(codec, memory, row["size"])
-    except Exception as error:  # a codec that cannot be measured must not end the run of the others
+    except Exception as error:  # a codec that cannot be measured must not end the measurement of the others
         return row | {"failed": " ".join(f"{type(error).__name__}: {error}".split())}
     row["read"] = read_bandwidth(memory.inputs)
     for name in SPEEDS:
@@ -179,7 +180,7 @@ class MeasuredCalls:
 
 
 def tensors(gradient: Floats, codec: Codec) -> Parts:
-    """Split a segment's gradient into parts like those of training: 3x3x64x64 weights, scales and offsets of convolutions.
+    """Split a segment's gradient into parts as in training: 3x3x64x64 weights, scales and offsets of convolutions.
 
     For a codec whose segments are single tensors, return one part.
     """
@@ -202,7 +203,7 @@ def _speed(codec: Codec, memory: Memory, size: int, seconds: float) -> dict[str,
 
 
 def _allocated(codec: Codec, memory: Memory, size: int) -> dict[str, float]:
-    """Return the peak bytes that Python and NumPy allocate besides the caller's buffers, as shares of the input."""
+    """Return the peak bytes that Python and NumPy allocate in addition to the caller's buffers, as shares of the input."""
     actions = MeasuredCalls(codec, memory)
     actions.encode()
     shares = {}
@@ -217,9 +218,9 @@ def _allocated(codec: Codec, memory: Memory, size: int) -> dict[str, float]:
 
 
 def _show_progress(line: str) -> None:
-    """Show `line` on standard error in place of the previous line; with "", remove it. Do nothing unless that is a terminal.
+    """Show `line` on standard error in place of the previous line; "" removes the line. Do nothing if this is no terminal.
 
-    No thread redraws the line, since it would disturb the measurement.
+    No thread redraws the line, since a thread would disturb the measurement.
     """
     if sys.stderr.isatty():
         print(f"\r\x1b[K{line[: shutil.get_terminal_size().columns - 1]}", end="", file=sys.stderr, flush=True)
@@ -231,7 +232,7 @@ def main(
 ) -> int:  # fmt: skip
     """Measure, print a table for each input, write JSON and the plot, and return the exit code.
 
-    `copies`: MiB of the copies; None: by the size of the last-level cache. `earlier`: a saved result to show instead.
+    `copies`: MiB of all copies; None: derived from the size of the last-level cache. `earlier`: a saved result to show instead.
     """
     from psnode.bench.codec_tables import show
 

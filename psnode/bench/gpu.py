@@ -1,9 +1,10 @@
 """`psnode bench gpu`: speed of codecs on a CUDA device relative to a copy on the device, and equality with the host's payloads.
 
 Every codec with device kernels processes arrays of N(0,1) on the device in four ways: encode, encode that overwrites its input
-with the error, decode, and decode and add. Selections wait for the host amid their work, so their encoding is timed until
-the payload is on the host, and their decoding begins with a payload on the host. The same run measures codecs of other programs,
-made of torch's operations (psnode.bench.gpu_peers). A share is the bytes moved per second, float32 and payload, over the copy's.
+with the error, decode, and decode and add. Selections wait for the host during their work. So their encoding is timed until the
+payload is on the host, and their decoding begins with a payload on the host. The same run measures codecs of other programs,
+which consist of torch's operations (psnode.bench.gpu_peers). A share is the number of bytes moved per second, float32 and
+payload, divided by that of the copy.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ KEY = Key.derive(1, "gpu")
 ACTIONS = ("encode", "error", "decode", "decode_add")
 FLOATS = {"encode": 1, "error": 2, "decode": 1, "decode_add": 2}  # float32 arrays read or written, in addition to the payload
 REPEATS = 15
-_CALLS = 5  # between two CUDA events
-_UNITS = 5 * 512  # a number of values that fills whole units of every packing
+_CALLS = 5  # calls between two CUDA events
+_UNITS = 5 * 512  # a number of values that fills complete units of every packing
 
 
 def run(specs: Sequence[str], size: int, repeats: int, device: torch.device) -> dict[str, Any]:
     """Measure `specs`, by default all codecs with kernels except spectral ones, on `device`.
 
-    `rows`: for each spec `equal`, true if the device's payload equals the host's, or a `problem`; for each of ACTIONS the `speed`
-    (bytes of float32 per second) and its `share` of `copy`, the bytes per second that a copy reads and writes. `peers`: speeds
-    and shares of other programs' codecs in encode and decode.
-    Raises ConfigurationError for a spec without kernels, and without CuPy.
+    `rows`: for each spec `equal`, true if the device's payload equals the host's, or a `problem`. For each of ACTIONS a row also
+    has the `speed` (bytes of float32 per second) and its `share` of `copy`, the bytes per second that a copy reads and writes.
+    `peers`: speeds and shares of other programs' codecs in encode and decode. Raises ConfigurationError for a spec without
+    kernels, and if CuPy is missing.
     """
     import torch
 
@@ -123,7 +124,7 @@ def _row(
 
 
 def _seconds(action: Callable[[], object], repeats: int) -> float:
-    """Return the median, over `repeats`, of the seconds of one call, timed by CUDA events; one call warms up."""
+    """Return the seconds of one call, as a median over `repeats`, timed by CUDA events after one call to warm up."""
     import torch
 
     action()
@@ -166,7 +167,10 @@ def markdown(result: dict[str, Any]) -> str:
 
 
 def main(specs: Sequence[str], size: int, repeats: int, device: int, json_file: Path | None) -> int:
-    """Measure, print the table, write JSON; return 1 if a payload differs from the host's, else 0. Raises ConfigurationError."""
+    """Measure, print the table and write JSON. Returns 1 if a payload differs from the host's, otherwise 0.
+
+    Raises ConfigurationError as `run` and `cuda` do.
+    """
     result = run(specs, size, repeats, cuda(device))
     print(markdown(result))
     save(result, json_file)

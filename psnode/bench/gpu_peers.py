@@ -1,7 +1,8 @@
-"""Codecs of other programs on a CUDA device: GRACE's compressors for torch, restated operation by operation.
+"""Codecs of other programs on a CUDA device: GRACE's compressors for torch, reimplemented operation by operation.
 
 GRACE: Xu et al., "GRACE: A Compressed Communication Framework for Distributed Machine Learning", ICDCS 2021. Its payloads are
-tensors: signs, trits and levels take one byte each, indices eight. One further codec packs signs with CuPy, eight to a byte.
+tensors: signs, trits and levels take one byte each, and indices take eight. An additional codec packs signs with CuPy, eight to a
+byte.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ if TYPE_CHECKING:
 
     Parts = tuple[torch.Tensor, ...]
 
-_CLIP = 2.5  # of terngrad, in standard deviations
-_LEVELS = 64  # of qsgd
-RATIO = 0.005  # of topk
+_CLIP = 2.5  # clipping of terngrad, in standard deviations
+_LEVELS = 64  # levels of qsgd
+RATIO = 0.005  # ratio of topk
 
 
 class Peer(NamedTuple):

@@ -51,7 +51,7 @@ def _told() -> dict[str, str]:
 
 
 def last_level_cache() -> int:
-    """Return the bytes of the largest cache of the first core, or 32 MiB if the system does not tell."""
+    """Return the bytes of the largest cache of the first core, or 32 MiB if the system does not state it."""
     found = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
     try:
         return max(int(path.read_text().strip().removesuffix("K")) * 1024 for path in found)

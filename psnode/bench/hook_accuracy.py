@@ -1,7 +1,8 @@
 """`psnode bench hooks`: test accuracy of DDP with several communication hooks after the same number of steps.
 
-The processes run on this host over gloo's loopback with one thread each; the learning rate falls along half a cosine. Shards,
-batches and seeds are the same for all hooks. `psnode bench peers` measures the time of a step, on links of a stated rate.
+The processes run on this host with one thread each, and communicate by gloo over the loopback interface. The learning rate falls
+along half a cosine. Shards, batches and seeds are the same for all hooks. For the time of a step on links of a given rate, see
+`psnode bench peers`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ HOOKS = ("fp32", "fp16", "powersgd:rank=2", "psnode:topk:ratio=0.005+fp16")
 def run(ground: SharedSettings, hooks: Sequence[str], seeds: Sequence[int], seconds: float = 3600.0) -> dict[str, Any]:
     """Return the test accuracy by hook and seed: `top1`, `mean`, and `behind`, percentage points below the first hook's mean.
 
-    Raises ConfigurationError for an unknown communication, TransportError if a process fails.
+    Raises ConfigurationError for an unknown hook, and TransportError if a process fails.
     """
     for hook in hooks:
         Communication.parse(hook)

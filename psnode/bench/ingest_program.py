@@ -23,12 +23,12 @@ from psnode.transport.mpi import endpoint as mpi
 SECONDS = 60.0
 _JOB = 1
 _TIME_TAG, _FRAME_TAG, _GO_TAG, _PING_TAG = range(4)
-_REPEATS = 3  # of each measurement in one round
+_REPEATS = 3  # repetitions of each measurement in one round
 _PINGS = 30
 
 
 class Size(NamedTuple):
-    """Traffic of a measurement: `groups` groups of `group_bytes` bytes of float32; everything is repeated `rounds` times."""
+    """Traffic of a measurement: `groups` groups of `group_bytes` bytes of float32, repeated in `rounds` rounds."""
 
     groups: int
     group_bytes: int
@@ -36,12 +36,12 @@ class Size(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all groups together."""
+        """Total bytes of all groups."""
         return self.groups * self.group_bytes
 
 
 def raw_seconds(module: Any, rank: int, buffers: list[Bytes]) -> list[float]:
-    """Return the seconds of each transfer of `buffers` by bare nonblocking MPI calls; run by the MPI threads of both ranks."""
+    """Return the seconds of each transfer of `buffers` by plain nonblocking MPI calls. The MPI threads of both ranks run this."""
     world = module.COMM_WORLD.Dup()
     seconds = []
     for _ in range(_REPEATS):
@@ -126,7 +126,7 @@ def idle_share(seconds: float) -> float:
 
 
 def main(result: str, groups: str, group_bytes: str, rounds: str, idle_seconds: str) -> None:
-    """Run the part of this rank; rank 0 writes the seconds of every repetition to the file `result`."""
+    """Run this rank's part. Rank 0 writes the seconds of every repetition to the file `result`."""
     transport = mpi.start()
     size = Size(int(groups), int(group_bytes), int(rounds))
     share = idle_share(float(idle_seconds))

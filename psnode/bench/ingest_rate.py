@@ -1,11 +1,11 @@
 """`psnode bench transport`: rate at which the master ingests dense gradients, against MPI's bandwidth in the same run.
 
-One worker sends `groups` groups of float32; the master receives them, checks their CRC32C and adds them up. A master that did
-these three one after the other, at the rates measured for each alone, would reach the floor
+One worker sends `groups` groups of float32; the master receives them, checks their CRC32C and adds them up. If a master did these
+three tasks one after another, each at the rate measured for it separately, it would reach the floor
 
     floor = 1 / (1/raw + 1/checksum + 1/accumulate)    bytes/s
 
-Overlap beats the floor on hosts with enough cores; on a host of two cores TCP alone occupies both.
+On hosts with enough cores, overlap makes the master faster than the floor. On a host with two cores, TCP already occupies both.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def run(
     idle_seconds: float = 3.0,
     links: Sequence[str] = tuple(LINKS),
 ) -> dict[str, Any]:
-    """Measure on this host in one mpirun job for each of `links` (keys of LINKS). See `summarise` for the result.
+    """Measure on this host, in one mpirun job for each of `links` (keys of LINKS). See `summarise` for the result.
 
-    Raises TransportError if a job fails, ConfigurationError if `group_bytes` is not a positive multiple of 4.
+    Raises TransportError if a job fails, and ConfigurationError if `group_bytes` is not a positive multiple of 4.
     """
     if group_bytes < 4 or group_bytes % 4:
         raise ConfigurationError(f"group_bytes is {group_bytes}: choose a multiple of 4, the size of a float32")
@@ -68,9 +68,9 @@ def _run_link(btl: str, arguments: Sequence[float]) -> dict[str, Any]:
 def summarise(seconds: dict[str, list[float]], idle_share: float, nbytes: int) -> dict[str, Any]:
     """Return rates in bytes/s, from the seconds of every repetition.
 
-    `median` and the quartiles `low` and `high` of raw, ingest, checksum and accumulate; floor; ingest's share of the raw
-    bandwidth and of the floor, by medians; seconds of a small round trip, immediately and 5 ms after the previous one; the share
-    of a core that an idle process uses.
+    The result has: `median` and the quartiles `low` and `high` of raw, ingest, checksum and accumulate; the floor; the median of
+    ingest relative to that of raw and to the floor; the seconds of a small round trip, begun immediately or 5 ms after the
+    previous round trip; and the share of a core that an idle process uses.
     """
     rates = {name: _spread([nbytes / each for each in seconds[name]]) for name in ("raw", "ingest", "checksum", "accumulate")}
     floor = 1 / sum(1 / rates[name]["median"] for name in ("raw", "checksum", "accumulate"))
@@ -86,7 +86,7 @@ def summarise(seconds: dict[str, list[float]], idle_share: float, nbytes: int) -
 
 
 def targets(result: dict[str, Any]) -> dict[str, bool]:
-    """Return for each target, by name, whether the measured links reach it."""
+    """Return by name of the target if the measured links reach it."""
     links = result["links"]
     found = {}
     if "tcp" in links:

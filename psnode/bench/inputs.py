@@ -16,7 +16,7 @@ _SEED = 1
 
 
 class Input(NamedTuple):
-    """An input: `flat` for codecs of flat vectors, `tensors`, encoded one at a time, for codecs that need shapes.
+    """An input: `flat` for codecs of flat vectors, and `tensors` for codecs that need shapes and encode one tensor at a time.
 
     `flat` begins with the values of the tensors, one tensor after the other.
     """
@@ -57,7 +57,7 @@ def _matrix(flat: Floats) -> Floats:
 
 
 def recorded(path: Path) -> Input:
-    """Return the tensors of two or more dimensions in a file of `psnode bench record`. Raises ConfigurationError."""
+    """Return the tensors with at least two dimensions in a file of `psnode bench record`. Raises ConfigurationError."""
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 

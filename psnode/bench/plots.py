@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 FORMATS = (".png", ".svg")
 _LEAST_BITS, _MOST_BITS = 0.02, 10.0
 _SHAPES = "osD^vP"
-# offsets of a name from its point, in points (1/72 inch); the nearest free place is taken
+# possible offsets of a name from its point, in 1/72 inch; the nearest free one is used
 _PLACES: list[tuple[float, ...]] = sorted(
     product((6, -6, 18, -18, 34, -34, 56, -56, 84, -84), repeat=2), key=lambda place: abs(place[0]) + 2 * abs(place[1])
 )
@@ -56,14 +56,14 @@ def figure_of(result: Mapping[str, Any]) -> Figure:
         entries.values(), entries.keys(), loc="outside lower center", ncols=4 * len(sources), fontsize="small", frameon=False
     )
     figure.suptitle(f"{result['cpu']}, {result['date'][:10]}", fontsize="medium")
-    figure.draw_without_rendering()  # computes the layout, on which the places of the names depend
+    figure.draw_without_rendering()  # compute the layout, on which the places of the names depend
     for panel, source in zip(panels, sources.values(), strict=True):
         _name_front(panel, [row for row in source["rows"] if _inside(row)])
     return figure
 
 
 def front(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the Pareto front: the settings than which no other has both fewer bits and a smaller error, by ascending bits."""
+    """Return the Pareto front by ascending bits: the settings that no other one beats in both bits and error."""
     found: list[Mapping[str, Any]] = []
     for row in sorted(filter(_inside, rows), key=lambda row: (row["bits"], row["shrunk"])):
         if not found or row["shrunk"] < found[-1]["shrunk"]:
@@ -98,7 +98,7 @@ def _panel(panel: Axes, name: str, source: Mapping[str, Any], styles: Mapping[st
 
 
 def _name_front(panel: Axes, rows: Sequence[Mapping[str, Any]]) -> list[Annotation]:
-    """Write each name of the front at the nearest place clear of other names and points, if there is one."""
+    """Write each name of the front at the nearest place that overlaps no other name or point, if there is such a place."""
     inside = panel.get_window_extent()
     points = panel.transData.transform([(row["bits"], row["shrunk"]) for row in rows])
     taken: list[Bbox] = []

@@ -1,4 +1,4 @@
-"""The options `--json FILE` of every measurement, and `--from FILE` and `--plot FILE` of measurements with a plot."""
+"""The option `--json FILE` of every measurement, and the options `--from FILE` and `--plot FILE` of measurements with a plot."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def require_matplotlib() -> None:
 
 
 def load(file: Path) -> dict[str, Any]:
-    """Load a result of `psnode bench codecs` that `save` wrote. Raises ConfigurationError if `file` holds no such result."""
+    """Load a result of `psnode bench codecs` that `save` wrote. Raises ConfigurationError for a file without such a result."""
     try:
         result = json.loads(file.read_bytes())
         if not all("spec" in row for source in result["sources"].values() for row in source["rows"]):

@@ -1,10 +1,10 @@
-"""`psnode bench step`: duration of a training step on one host under several schemes, relative to its passes alone.
+"""`psnode bench step`: the duration of a training step on one host under several schemes, relative to the passes alone.
 
-One process runs everything in turn, a few steps of each in every round: forward and backward passes alone (`none`), and the full
-step of a worker under each scheme, from decoding and adding the change of the weights to the gradient's payload on the host. A
-master in the same process decodes, updates and codes changes between the steps, untimed. Without a network, the difference
-between a scheme and `none` is the cost of coding on the worker. With a device, one further step counts the bytes that cross
-between device and host.
+One process runs everything in turn, a few steps of each kind in every round. It runs the forward and backward passes alone
+(`none`), and the full step of a worker under each scheme: from decoding and adding the change of the weights to the gradient's
+payload on the host. A master in the same process decodes, updates and codes changes between the steps; this is not timed. Since
+there is no network, the difference between a scheme and `none` is the cost of coding on the worker. With a device, one further
+step counts the bytes that are copied between device and host.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 NONE = "none"
 SCHEMES = (NONE, "dense", "fp16", "qsgd", "topk:ratio=0.005", "atomo")
-_LR = 1e-4  # of all schemes: small, so that the weights change but stay near their first values
+_LR = 1e-4  # used for all schemes; small, so that the weights change but stay near their first values
 _HEADS = (
     "step, ms",
     "least to most",
@@ -73,8 +73,9 @@ def run(
 
     A row has `ms`, the median step time; `rounds`, the median of each round; `ratio`, the median over the rounds of the round's
     median over that of `none`; `sent` and `received`, the bytes of a step's frames; `down` and `up`, bytes copied from device to
-    host and from host to device, None if the driver does not tell; `gradients` and `changes`, the places where they are coded and
-    decoded; `on_host`, the reasons for coding on the host. Raises ConfigurationError for a scheme that train refuses.
+    host and from host to device, None if the driver does not report them; `gradients` and `changes`, the places where gradients
+    are coded and changes of weights decoded; `on_host`, the reasons for coding on the host. Raises ConfigurationError for a
+    scheme that train refuses.
     """
     import torch
 
@@ -136,7 +137,7 @@ def _ms(seconds: Sequence[float]) -> float:
 def _row(
     name: str, rig: Alone | Exchanging, taken: Sequence[Sequence[float]], alone: Sequence[Sequence[float]], device: torch.device
 ) -> dict[str, Any]:
-    """Return a row's figures; take one more step to count the bytes that cross between device and host."""
+    """Return the figures of a row. One more step is taken to count the bytes that are copied between device and host."""
     found = crossed(rig.step, device)
     rig.between()
     return {

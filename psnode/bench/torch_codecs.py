@@ -57,7 +57,7 @@ OPERATORS: dict[str, Callable[[torch.Tensor], object]] = {
 def measure(spec: str, copies: Rotation, seconds: float) -> dict[str, float] | None:
     """Measure in GB/s how fast PyTorch's operators do the work of the codec `spec` on `copies`, taken in turn.
 
-    Return None without torch, or if OPERATORS has no such version of the codec.
+    Return None if torch is missing, or if OPERATORS does not contain the codec.
     """
     if spec not in OPERATORS or find_spec("torch") is None:
         return None

@@ -1,6 +1,7 @@
-"""Combination of results of `psnode bench peers` that were measured in pieces of one or several rounds.
+"""Combination of results of `psnode bench peers` that were measured in several pieces, each of one or several rounds.
 
-Ratios compare measurements of the same piece only: a contender that a piece lacks is missing in the rounds of this piece.
+Ratios compare only measurements of the same piece. If a piece lacks a contender, the contender is missing in the rounds of this
+piece.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from psnode.bench.contest.contenders import Label, SharedSettings
 from psnode.bench.contest.standings import row, with_ratios
 from psnode.errors import ConfigurationError
 
-Trials = Mapping[str, Mapping[Label, Sequence[ContenderRun | None]]]  # by rate and contender, one per round; None: failed
-_APART = frozenset({"seed", "steps"})  # settings that may differ between pieces to be combined
+Trials = Mapping[str, Mapping[Label, Sequence[ContenderRun | None]]]  # by rate and contender, one run per round; None: failed
+_APART = frozenset({"seed", "steps"})  # settings that may differ between combined pieces
 
 
 def tables(trials: Trials, failed: Mapping[str, Mapping[str, str]], target: float | None) -> dict[str, Any]:
-    """Return the part of a result that follows from the measurements: rows by rate, and the trials themselves."""
+    """Return the part of a result that is derived from the measurements: rows by rate, and the trials themselves."""
     rows = {rate: [row(label, rounds, target) for label, rounds in here.items() if any(rounds)] for rate, here in trials.items()}
     with_ratios(rows)
     return {
@@ -39,7 +40,7 @@ def tables(trials: Trials, failed: Mapping[str, Mapping[str, str]], target: floa
 
 
 def combine(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Combine pieces with equal settings (`ground`) into one result each, in the order of their first pieces."""
+    """Combine pieces with equal settings (`ground`) into one result. Results are in the order of their first pieces."""
     grounds: dict[str, list[Mapping[str, Any]]] = {}
     for result in results:
         ground = {key: value for key, value in result["ground"].items() if key not in _APART}
@@ -68,7 +69,7 @@ def _together(pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _measured(piece: Mapping[str, Any], rate: str) -> dict[Label, list[ContenderRun | None]]:
-    """Return the rounds of every contender in a piece; empty for a rate that the piece lacks."""
+    """Return the rounds of every contender in a piece; empty if the piece lacks the rate."""
     trials = piece["rates"].get(rate, {"trials": ()})["trials"]
     return {Label(each["name"], each["kind"]): [trial and _trial(trial) for trial in each["rounds"]] for each in trials}
 
@@ -79,7 +80,7 @@ def _trial(fields: Mapping[str, Any]) -> ContenderRun:
 
 
 def load(paths: Sequence[Path]) -> list[dict[str, Any]]:
-    """Load results that earlier runs wrote with --json. Raises ConfigurationError for a file without such a result."""
+    """Load results that earlier runs wrote with --json. Raises ConfigurationError for a file that contains no such result."""
     found = []
     for path in paths:
         try:

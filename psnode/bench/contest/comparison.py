@@ -1,9 +1,9 @@
 """`psnode bench peers`: psnode's schemes against PyTorch DDP over gloo, on emulated hosts, in one run.
 
 Every contender trains the same model on the same data, shards and seeds with one thread per process, on W hosts with one worker
-each; psnode's master has one further host. The contenders take turns: each runs once per round and rate. The same code
-(psnode.bench.contest.step_marks) times steps and counts bytes for all of them; psnode's byte counts are only compared with
-those of the interfaces. The floor is the same W processes without any exchange.
+each. The master of psnode has an additional host. The contenders take turns: each runs once per round and rate. The same code
+(psnode.bench.contest.step_marks) times steps and counts bytes for all contenders. psnode's own byte counts are only compared with
+the counts of the interfaces. The floor is the step time of the same W processes without any exchange.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def run(
     keep: Path | None = None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """Measure all contenders; round r trains with seed + r. `row` in psnode.bench.contest.standings describes the result's rows.
+    """Measure all contenders. Round r trains with seed + r. For the rows of the result see `row` in
+    psnode.bench.contest.standings.
 
     Args:
         schemes: each a scheme, followed by flags of train. ddp: kinds of `ddp_process`. rates: of the links; none: unshaped.
@@ -57,7 +58,7 @@ def run(
         target: test accuracy to reach, a fraction. alone: also measure each scheme's exchange without training.
         keep: directory in which the files of the runs are kept. tell: called with a line for each trial.
 
-    A contender that fails is listed with its reason. Raises ConfigurationError for one that cannot be measured here.
+    A contender that fails is listed with the reason. Raises ConfigurationError for a contender that cannot be measured here.
     """
     _check(ground, warmup, target)
     contenders: list[Contender] = [*map(Ddp, dict.fromkeys(ddp)), *map(Psnode, dict.fromkeys(schemes))]
@@ -77,7 +78,7 @@ def run(
                 failed[rate][contender.label.name] = str(error)
                 tell(f"{rate}, round {number + 1}: {contender.label.name}: {error}")
             if keep is None:
-                shutil.rmtree(folder, ignore_errors=True)  # a contender that ran out of time may still be writing
+                shutil.rmtree(folder, ignore_errors=True)  # a contender that exceeded its time may still be writing
     return {
         **hardware(),
         "versions": _versions(),
@@ -107,9 +108,10 @@ def main(
     earlier: Sequence[Path] = (),
     **rest: Any,
 ) -> int:
-    """Measure `steps` steps after `warmup`, print tables, write the requested files; return 1 if a contender failed, else 0.
+    """Measure `steps` steps after `warmup`, print tables, and write the requested files.
 
-    `earlier`: results to combine instead of measuring. The plot shows the first ground with accuracies.
+    Returns 1 if a contender failed, otherwise 0. `earlier`: results to combine instead of measuring. The plot shows the first
+    combined result that has accuracies.
     """
     if plot_file is not None:
         require_matplotlib()
@@ -141,7 +143,7 @@ def _report(results: Sequence[dict[str, Any]], json_file: Path | None, plot_file
 
 
 def insert(text: str, file: Path) -> None:
-    """Write `text` to `file`; if the file has the lines BEGIN and END, replace only the text between them."""
+    """Write `text` to `file`. If the file contains the lines BEGIN and END, only the text between them is replaced."""
     before, begin, rest = file.read_text().partition(BEGIN) if file.exists() else ("", "", "")
     _, end, after = rest.partition(END)
     file.write_text(f"{before}{BEGIN}{text}{END}{after}" if begin and end else text)

@@ -29,12 +29,12 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class ContenderRun:
-    """Figures of one run. Bytes are per step, from the interfaces' counters, with packet headers.
+    """Figures of one run. Bytes are per step, counted by the interfaces, with packet headers.
 
     steps             seconds of each measured step, the mean over the workers
     sent, received    bytes of a worker, the mean over the workers
     sent_by_all       bytes of all hosts together
-    booked            bytes by psnode's own counts over payload bytes of the interfaces, nearly 1; None for other contenders
+    booked            bytes by psnode's own counts / payload bytes of the interfaces, nearly 1; None for other contenders
     goodput           Mbit/s of the links before the run
     curve             test accuracy at the checkpoints; empty if not evaluated
     """
@@ -81,7 +81,7 @@ def run_trial(
 
 
 def step_durations(marks: Sequence[Sequence[Mark]]) -> list[float]:
-    """Return the seconds of every step except the last, whose end left no mark; means over the workers."""
+    """Return the mean seconds over the workers of every step. The last step is left out, since its end has no mark."""
     each = ([after.seconds - before.seconds for before, after in pairwise(worker)] for worker in marks)
     return [statistics.fmean(step) for step in zip(*each, strict=True)]
 
@@ -89,15 +89,16 @@ def step_durations(marks: Sequence[Sequence[Mark]]) -> list[float]:
 def sent_by_all(traffic: Sequence[HostTraffic], central: bool) -> int:
     """Return the bytes sent by all hosts.
 
-    If a master is the root of all groups, the workers receive all that it sends; else hardly any but workers send.
+    If a master is the root of all groups (`central`), the bytes that it sends are those that the workers receive. Otherwise
+    almost all bytes are sent by workers.
     """
     return sum(each.sent + (each.received if central else 0) for each in traffic)
 
 
 def booked(metrics: Path, traffic: Sequence[HostTraffic], steps: range, central: bool) -> float:
-    """Return psnode's own count of bytes in `steps` over the payload bytes that its workers' interfaces counted meanwhile.
+    """Return the ratio of psnode's own count of bytes in `steps` to the payload bytes that its workers' interfaces counted.
 
-    If no master is the root of all groups, both are of the bytes that workers send.
+    If no master is the root of all groups, only the bytes that workers send are counted on both sides.
     """
     names = ["uplink_bytes", "downlink_bytes", "uplink_control_bytes", *(["downlink_control_bytes"] if central else [])]
     own = sum(record[name] for record in read_records(metrics) if record["step"] in steps for name in names)
@@ -112,7 +113,10 @@ def curve(
     durations: Sequence[float],
     central: bool,
 ) -> tuple[Point, ...]:
-    """Return the test accuracy of every checkpoint. The last step, and each that wrote a checkpoint, count as a median step."""
+    """Return the test accuracy of every checkpoint, as points of a curve.
+
+    The last step counts as a step of median duration, and so does every step that wrote a checkpoint.
+    """
     typical = statistics.median(durations)
     clock = [0.0]
     for step in range(1, ground.steps + 1):

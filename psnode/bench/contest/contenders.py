@@ -19,7 +19,7 @@ from psnode.jobs.planning.scheme_flags import flag_pairs, scheme_settings, setti
 
 @dataclass(frozen=True)
 class SharedSettings:
-    """Settings shared by all contenders.
+    """Settings that all contenders share.
 
     `batch`: examples per worker and step. `evaluate_every`: steps between checkpoints; 0: no checkpoints. `options`: options of
     the data set.
@@ -43,7 +43,7 @@ class SharedSettings:
 
 
 class Label(NamedTuple):
-    """Name of a row and its `kind`: psnode, alone (exchange without training), ddp, hook (psnode's hook in DDP), or floor."""
+    """The name of a row and its `kind`: psnode, alone (exchange without training), ddp, hook (psnode's hook in DDP), or floor."""
 
     name: str
     kind: str
@@ -64,7 +64,7 @@ class Contender(Protocol):
         """Return the number of hosts that the contender needs."""
 
     def command(self, ground: SharedSettings, folder: Path) -> list[str]:
-        """Return the command line, which writes marks to folder/marks and checkpoints below `folder`."""
+        """Return the command line of the contender. The command writes marks to folder/marks, and checkpoints below `folder`."""
 
     def checkpoints(self, folder: Path) -> dict[int, Path]:
         """Return the files of the weights that the run left, by step."""
@@ -74,20 +74,23 @@ class Contender(Protocol):
 class Psnode:
     """`psnode train` on a master and workers. `flags`: a scheme, followed by flags of train.
 
-    `alone`: exchange the same gradients in every step, without training.
+    `alone`: True to exchange the same gradients in every step, without training.
     """
 
     flags: str
     alone: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse settings that train refuses, settings that are the same for all contenders, and bytes that hosts pass on."""
+        """Refuse settings that train refuses, that all contenders share, or with which hosts pass on bytes of others."""
         resolve(config := load(self.settings, {}))
         require_straight(config, "psnode bench peers")
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The flags as settings by name. Raises ConfigurationError for an unknown flag, and for one shared by all contenders."""
+        """The flags as settings by name.
+
+        Raises ConfigurationError for an unknown flag, and for a flag that all contenders share.
+        """
         return scheme_settings(self.flags)
 
     @property
@@ -105,7 +108,7 @@ class Psnode:
     def arguments(self, ground: SharedSettings, folder: Path) -> list[str]:
         """Return the arguments of `psnode` on every rank."""
         options = ground.task_options(folder / "marks")
-        # no progress lines: their figures sometimes cost a pass over the gradients
+        # no progress lines, since their figures sometimes cost a pass over the gradients
         task = "Exchange" if self.alone else "Metered"
         flags = {
             "--task": f"psnode.bench.contest.step_marks:{task}", "--batch-size": ground.batch, "--lr": ground.lr,
@@ -127,12 +130,12 @@ class Psnode:
 
 
 def alone_name(flags: str) -> str:
-    """Return the name of a scheme's exchange without training."""
+    """Return the name of the contender that exchanges gradients of a scheme without training."""
     return f"psnode {flags}, nothing but the exchange"
 
 
 def _spelled(flag: str, value: str | None) -> list[str]:
-    """Return a setting in the form of `psnode train`, whose boolean flags take no value."""
+    """Return a setting as arguments of `psnode train`, whose boolean flags take no value."""
     [setting] = settings_of(flag)
     if setting.kind is bool:
         return [flag if setting.parse(str(value), flag) else flag.replace("--", "--no-", 1)]

@@ -1,11 +1,11 @@
-"""One contender of `psnode bench peers`: DistributedDataParallel over gloo; model, data, shards, seeds and loss are psnode's.
+"""One contender of `psnode bench peers`: DistributedDataParallel over gloo. Model, data, shards, seeds and loss are psnode's.
 
-There is one process per host; its rank comes from RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT:
+Each host has one process, which gets its rank from RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT:
 
     python -m psnode.bench.contest.ddp_process PROGRAM.json
 
-PROGRAM.json holds the fields of `ProcessSettings`. The kinds of communication are those of psnode.jobs.planning.ddp_hooks.
-Buffers are not broadcast in each step (psnode does not send them either); at a checkpoint they are averaged.
+PROGRAM.json contains the fields of `ProcessSettings`. The kinds of communication are those of psnode.jobs.planning.ddp_hooks.
+Buffers are not broadcast in each step, as in psnode. At a checkpoint they are averaged.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ProcessSettings:
     """Settings of every process.
 
     `options`: options of `Metered`. `batch`: examples per worker. `evaluate_every`: steps between checkpoints; 0: no checkpoints.
-    `cosine`: let `lr` fall along half a cosine to 0. `workers`: number of processes that take part, the first ones; 0: all.
+    `cosine`: True to lower `lr` along half a cosine to 0. `workers`: the first processes take part, in this number; 0: all.
     `directory`: folder for checkpoints (step-NNNNNNNN.safetensors, in the format of psnode's weights).
     """
 
@@ -72,7 +72,7 @@ def train(program: ProcessSettings) -> None:
     data = task.train_data()
     sampler = Sampler(len(data), rank, size, program.batch, 1, program.seed)
     trained = wrap(model, Communication.parse(program.communication))
-    # fused: the fastest of torch's three implementations; its update takes about half the time
+    # fused: the fastest of torch's three implementations; an update takes about half the time of the others
     optimizer = torch.optim.SGD(model.parameters(), program.lr, momentum=program.momentum, fused=True)
     falling = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, program.steps) if program.cosine else None
     computation = Computation(task, trained, torch.device("cpu"), rank=rank + 1, seed=program.seed, torch_lock=nullcontext())

@@ -2,7 +2,8 @@
 
 delay_forwarder.py SECONDS COUNT      make COUNT pairs of devices, portI and farI; forward frames within each pair, SECONDS later
 
-The program prints a line when the devices exist, and forwards until a device is removed. farI may be moved to another namespace.
+The program prints a line when the devices exist, and forwards frames until a device is removed. farI may be moved to another
+namespace.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import sys
 import time
 from collections import deque
 
-# linux/if_tun.h: a device of whole Ethernet frames, each preceded by a virtio_net_hdr, so that the kernel may pass large TCP
-# segments in one piece, as between network cards that segment them
+# linux/if_tun.h: a device of whole Ethernet frames, each preceded by a virtio_net_hdr. With this header, the kernel may pass
+# large TCP segments in one piece, as it does to a network card that cuts them
 _SET_DEVICE, _SET_OFFLOAD = 0x400454CA, 0x400454D0
 _TAP, _NO_INFORMATION, _VIRTIO_HEADER = 0x0002, 0x1000, 0x4000
 _CHECKSUM, _LARGE_IPV4, _LARGE_IPV6 = 1, 2, 4
@@ -33,7 +34,7 @@ def open_device(name: str) -> int:
 
 
 def forward(across: dict[int, int], seconds: float) -> None:
-    """Write the frames that each device of `across` receives to its other end, `seconds` later, until a device is removed."""
+    """Write each frame to the other end of its device, as `across` tells, `seconds` later, until a device is removed."""
     waiting = {device: deque[tuple[float, bytes]]() for device in across}
     while True:
         due = min((queue[0][0] for queue in waiting.values() if queue), default=None)
@@ -51,7 +52,7 @@ def forward(across: dict[int, int], seconds: float) -> None:
 
 
 def write(device: int, frame: bytes) -> None:
-    """Write a frame; like a network, drop it if the device is down or its queue is full."""
+    """Write a frame. If the device is down or its queue is full, drop the frame, as a network does."""
     try:
         os.write(device, frame)
     except OSError:

@@ -1,4 +1,4 @@
-"""Commands on hosts that the script netlab.sh, beside this module, emulates."""
+"""Commands on hosts that are emulated by the script netlab.sh in this directory."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ SCRIPT = Path(__file__).with_name("netlab.sh")
 def on_hosts(
     command: Sequence[str], *, hosts: int, rate: str, each: bool, counters: Path, seconds: float
 ) -> tuple[dict[str, Any], str]:
-    """Run `command` on emulated hosts with one thread per process; return the script's counters and all output.
+    """Run `command` on emulated hosts with one thread per process. Return the script's counters and all output.
 
-    The arguments are options of the script. Raises ConfigurationError if the script cannot emulate hosts here, TransportError if
-    the command fails or takes longer than `seconds`.
+    The arguments are options of the script. Raises ConfigurationError if the script cannot emulate hosts on this machine, and
+    TransportError if the command fails or takes longer than `seconds`.
     """
     # bash runs the script, because an installation may have removed its permission to be executed
     options = ["--hosts", str(hosts), "--rate", rate, "--counters", str(counters), *(["--each"] if each else [])]
@@ -57,7 +57,7 @@ def environment() -> dict[str, str]:
 
 
 def _reason(output: str) -> str:
-    """Return the line of a failed command's output that tells most: the first that mentions an error, else the first."""
+    """Return the most informative line of a failed command's output: the first with the word error, or else the first line."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     telling = [line for line in lines if "rror" in line or "what():" in line]
     return (telling or lines or ["no message"])[0]

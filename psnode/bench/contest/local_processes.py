@@ -1,4 +1,4 @@
-"""Processes of torch.distributed on this host; they communicate by gloo over the loopback interface."""
+"""Processes of torch.distributed on this host, which communicate by gloo over the loopback interface."""
 
 from __future__ import annotations
 

@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
-# Emulated hosts on this machine: network namespaces with their own host names, joined by a bridge, with every link shaped
-# at both ends. Makes the hosts, checks that the links carry the given rate, runs a command on the hosts, and removes them.
+# Emulated hosts on this machine: network namespaces with their own host names, joined by a bridge; every link is shaped at both
+# ends. Makes the hosts, checks that the links carry the given rate, runs a command on the hosts, and removes them.
 #
 #   netlab.sh [--hosts N] [--rate RATE] [--counters FILE] [--each] -- COMMAND [ARG...]
 #
 #   --hosts N        the number of hosts [3]
 #   --rate RATE[,ROUND_TRIP[,wireguard]]
-#                    of every link, in each direction: 100mbit, 1gbit, ...; none: as fast as this machine is [100mbit].
-#                    ROUND_TRIP: the delay of a packet from host to host and of its answer, together, such as 80ms.
-#                    wireguard: ranks talk to each other in a WireGuard network of all hosts, 10.78.0.0/24
+#                    the rate of every link in each direction: 100mbit, 1gbit, ...; none: no limit [100mbit].
+#                    ROUND_TRIP: the delay of a packet between two hosts plus that of its answer, such as 80ms.
+#                    wireguard: ranks communicate in a WireGuard network of all hosts, 10.78.0.0/24
 #   --counters FILE  write the byte and packet counts of the hosts' interfaces, before and after COMMAND, as JSON
-#   --each           run COMMAND on every host, with RANK, WORLD_SIZE, MASTER_ADDR, ... as torch.distributed wants them;
-#                    without it, once beside the hosts, where every mpirun starts its ranks on the hosts, one on each
+#   --each           run COMMAND on every host, with the variables of torch.distributed: RANK, WORLD_SIZE, MASTER_ADDR, ...;
+#                    without --each, COMMAND runs once, outside the hosts, and every mpirun in it starts one rank on each host
 #
-# Needs root, ip, tc and Python. The exit code is COMMAND's; 2 if hosts cannot be made here, 1 if a link is off its rate.
-# shellcheck disable=SC2016 # texts in single quotes are for another program
+# Needs root, ip, tc and Python. The exit code is COMMAND's, 2 if hosts cannot be made here, or 1 if a link misses its rate.
+# shellcheck disable=SC2016 # texts in single quotes are for other programs
 set -euo pipefail
 
 refuse() {
@@ -22,7 +22,8 @@ refuse() {
     exit 2
 }
 
-# sweep LAB: end all processes on the hosts of LAB, remove the hosts and LAB's directory. Two processes may do so concurrently.
+# sweep LAB: end all processes on the hosts of LAB, and remove the hosts and LAB's directory. Two processes may sweep
+# concurrently.
 sweep() {
     local host running
     for host in $(ip netns list | grep -o "^$1-[0-9]*"); do
@@ -36,8 +37,8 @@ sweep() {
     rm -rf -- "${TMPDIR:-/tmp}/$1".* "/run/wireguard/wg${1#netlab-}-"*.sock
 }
 
-# sweep_orphans: sweep labs whose sweeper process was ended together with the lab. The maker of a lab holds a lock on its
-# switch, which processes in other containers see, too.
+# sweep_orphans: sweep labs whose sweeper process was ended together with the lab. A lab's maker holds a lock on the lab's switch,
+# which processes in other containers see, too.
 sweep_orphans() {
     local path lab
     for path in /run/netns/netlab-*-*; do
@@ -56,7 +57,7 @@ while [[ $# -gt 0 && $1 != -- ]]; do
     --rate) rate=$2 && shift 2 ;;
     --counters) counters=$2 && shift 2 ;;
     --each) each=yes && shift ;;
-    --sweep) # the process beside a lab: sweeps after its maker has ended, even if the maker was killed
+    --sweep) # the sweeper of a lab: it sweeps after the lab's maker has ended, even if the maker was killed
         trap '' INT TERM HUP USR1
         cat >/dev/null
         sweep "$2"
@@ -82,8 +83,8 @@ done
 [[ -z $private ]] || command -v wg >/dev/null || refuse "there is no wg: install wireguard-tools"
 python=("${PSNODE_PYTHON:-python3}" -I -S)
 
-# The names contain the process id, and all devices are inside the namespaces: no conflict with other labs or the machine's
-# devices.
+# The names contain the process id, and all devices are inside the namespaces, so that they do not conflict with other labs or
+# with devices of the machine.
 lab=netlab-$$ switch=netlab-$$-0
 sweep_orphans
 work=$(mktemp -d -t "$lab.XXXXXX")
@@ -117,15 +118,15 @@ make() {
 # goodput FROM TO: print the Mbit/s that TO gets from FROM after the shapers' bursts are used up.
 goodput() {
     local program=("${python[@]}" "${BASH_SOURCE[0]%/*}/link_goodput.py") sender
-    local timed=$((mbit ? mbit * 125000 / 2 : 128000000)) # bytes: half a second of them
-    local begin=$((640 * 1024 + 4 * mbit * 125 * ${round_trip:-0})) # two bursts of 256 KiB, and the bytes while the window grows
+    local timed=$((mbit ? mbit * 125000 / 2 : 128000000)) # bytes: half a second at this rate
+    local begin=$((640 * 1024 + 4 * mbit * 125 * ${round_trip:-0})) # two bursts of 256 KiB, and the bytes while TCP's window grows
     ip netns exec "$lab-$1" "${program[@]}" send "10.77.0.$2" "$timed" "$begin" 8<&- 9>&- &
     sender=$!
     ip netns exec "$lab-$2" "${program[@]}" receive "10.77.0.$2" "$timed" "$begin" 8<&- 9>&-
     wait "$sender"
 }
 
-# verify FROM TO: check that the goodput is near the rate; a miss is measured again, since other programs may use this machine.
+# verify FROM TO: check that the goodput is near the rate. A miss is measured again, since other programs may use this machine.
 verify() {
     local found
     for _ in 1 2 3; do
@@ -179,19 +180,19 @@ begin() {
     running[$!]=$1
 }
 
-# forward SIGNAL CODE: send SIGNAL to all running commands, which end with CODE.
+# forward SIGNAL CODE: send SIGNAL to all running commands, which then end with CODE.
 forward() {
     told=$2
     [[ ${#running[@]} -eq 0 ]] || kill -s "$1" "${!running[@]}" 2>/dev/null || true
 }
 
-# finish: wait until all started commands have ended; the first failure ends the others and is returned.
+# finish: wait until all started commands have ended. The first failure ends the other commands, and its code is returned.
 finish() {
     local ended pid got code=0
     while [[ ${#running[@]} -gt 0 ]]; do
         ended='' got=0
         wait -n -p ended "${!running[@]}" 2>/dev/null || got=$?
-        # no command ended, but a signal came and was forwarded; bash may miss commands that end at that moment, and their codes
+        # no command ended, but a signal came and was forwarded; bash may miss commands that end at this moment, and their codes
         for pid in ${ended:-"${!running[@]}"}; do
             [[ ${ended:-} ]] || ! kill -0 "$pid" 2>/dev/null || continue
             unset "running[$pid]"
@@ -214,7 +215,7 @@ ip -n "$switch" link add name switch type bridge
 ip -n "$switch" address add 10.77.0.254/24 dev switch
 ip -n "$switch" link set switch up
 if [[ $round_trip ]]; then
-    # a packet and its answer pass four links
+    # a packet and its answer pass four links in all
     each_way=$(awk -v ms="$round_trip" 'BEGIN {print ms / 4000}')
     exec 7< <(exec ip netns exec "$switch" "${python[@]}" "${BASH_SOURCE[0]%/*}/delay_forwarder.py" "$each_way" "$hosts" 8<&- 9>&-)
     read -r -u 7 || refuse "this system makes no network devices: run it where root may"
@@ -241,7 +242,7 @@ before=$(count)
 
 set -m # gives each background command its own process group, in which INT is not ignored
 for signal in INT TERM HUP USR1; do
-    # shellcheck disable=SC2064 # the name is known now
+    # shellcheck disable=SC2064 # the name is expanded now
     trap "forward $signal $((128 + $(kill -l $signal)))" $signal
 done
 if [[ $each ]]; then
@@ -255,7 +256,7 @@ else
     printf '%s slots=1\n' $(seq -f "$lab-%g" "$hosts") >"$work/hosts"
     cat >"$work/agent" <<'AGENT'
 #!/bin/sh
-# in the place of ssh
+# used in place of ssh
 host=$1
 shift
 exec ip netns exec "$host" unshare --uts sh -c "echo $host >/proc/sys/kernel/hostname && $*"

@@ -1,10 +1,11 @@
 """Marks of steps: the times at which a worker's backward passes begin, with the byte counts of its host's interface.
 
 When a backward pass begins, all weights of its step have arrived. So all gradients of the previous step are delivered, and no
-gradient of this step has been sent: the traffic between two marks is that of whole steps, whatever overlaps.
+gradient of this step has been sent. The traffic between two marks is therefore that of whole steps, even if work and transfers
+overlap.
 
-The same task runs under psnode and under its peers. All of them are therefore timed and counted by the same lines: by the
-worker's clock, which emulated hosts share, and by the interface, which is independent of the programs' own counts.
+The same task runs under psnode and under its peers, so the same lines of code time all of them and count their bytes. The clock
+is the worker's, which emulated hosts share. The counts are the interface's, which are independent of the programs' own counts.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from psnode.transport.mpi.environment import place
 if TYPE_CHECKING:
     import torch
 
-INTERFACE = "eth0"  # of an emulated host
-# Header bytes of a packet: Ethernet 14, IPv4 20, TCP 20 and its timestamps 12. A packet that the interface counts
-# may be a large one that the network card of a real host would split; its headers are then counted once, too.
+INTERFACE = "eth0"  # the network interface of an emulated host
+# Header bytes of a packet: Ethernet 14, IPv4 20, TCP 20 and its timestamps 12. A packet that the interface counts may be large;
+# the network card of a real host would split it. Its headers are then counted only once.
 HEADER_BYTES = 66
 
 
 class Mark(NamedTuple):
-    """A time in seconds on the monotonic clock, and bytes (headers included) and packets since the host was made."""
+    """A time in seconds on the monotonic clock, and the bytes (headers included) and packets since the host was created."""
 
     seconds: float
     rx_bytes: int
@@ -53,7 +54,7 @@ class Mark(NamedTuple):
 
 
 class HostTraffic(NamedTuple):
-    """Bytes of one host between two marks, headers included; the payload fields exclude packet headers."""
+    """Bytes of one host between two marks. They include packet headers, except in the payload fields."""
 
     sent: int
     received: int
@@ -70,7 +71,7 @@ class HostTraffic(NamedTuple):
 class Metered(Classification):
     """Image classification that writes a mark to the directory `marks` at the beginning of every backward pass.
 
-    `options`: marks, network, dataset, data_dir, seed; all others are passed to the data set.
+    `options`: marks, network, dataset, data_dir, seed. All other options are passed to the data set.
     """
 
     def __init__(self, options: Mapping[str, str] | None = None) -> None:
@@ -93,13 +94,13 @@ class Metered(Classification):
 
 
 class Exchange(Metered):
-    """A task with fixed gradients of the network's sizes at almost no cost: the rest of a step is the exchange.
+    """A task with fixed gradients of the network's sizes. They cost almost no time, so a step consists of the exchange.
 
     The loss of weights w is <w, c>, whose gradient is c: normal values, different on every host.
     """
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the loss alone; its backward pass writes a mark, as in Metered."""
+        """Return only the loss. Its backward pass writes a mark, as in Metered."""
         import torch
 
         if not hasattr(self, "_gradients"):
@@ -116,7 +117,7 @@ class Exchange(Metered):
 
 
 def _rank() -> int:
-    """Return this process's rank, from its launcher or from RANK (torch.distributed's variable); 0 without either."""
+    """Return this process's rank, as its launcher or torch.distributed's variable RANK states it; 0 if neither does."""
     found = place()
     return found.rank if found is not None else int(os.environ.get("RANK", "0"))
 

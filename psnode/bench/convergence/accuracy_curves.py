@@ -1,4 +1,4 @@
-"""Test accuracy and loss along a training: points of one run, and means over the seeds of a contender."""
+"""Test accuracy and loss during a training: the points of one run, and means over the seeds of a contender."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class CurvePoint(NamedTuple):
     """An evaluation after `step` steps. Bytes and seconds are sums over the steps up to `step`.
 
     `top1`: a fraction; None for a task without accuracy. `nbytes`: mean bytes through the link of one worker, in and out.
-    `link_bytes`: bytes that pass the busiest link one after another. In a star that is the master's, which all bytes pass.
-    `seconds`: measured time. `computing`: seconds in which one worker and the master compute, without waiting and transfer.
+    `link_bytes`: bytes that pass the busiest link one after another. In a star this is the master's link, which all bytes pass.
+    `seconds`: measured time. `computing`: seconds in which one worker and the master compute, without waits and transfers.
     """
 
     step: int
@@ -26,7 +26,8 @@ class CurvePoint(NamedTuple):
     computing: float
 
     def at_rate(self, rate: float | None) -> float | None:
-        """Return the estimated seconds on links of `rate` bit/s, None without a rate: computation, then transfer, no overlap."""
+        """Return the estimated seconds on links of `rate` bit/s: computation plus transfer, without overlap. None without a
+        rate."""
         return None if rate is None else self.computing + 8 * self.link_bytes / rate
 
     def as_dict(self, rate: float | None) -> dict[str, Any]:
@@ -35,7 +36,7 @@ class CurvePoint(NamedTuple):
 
 
 def mean_curve(curves: Sequence[Sequence[CurvePoint]], rate: float | None) -> list[dict[str, Any]]:
-    """Return the mean curve of runs that differ by their seed: a dict for each step that all runs have evaluated.
+    """Return the mean curve of runs that differ only by their seeds: a dict for each step that all runs have evaluated.
 
     `at_rate` is the estimated time in seconds on links of `rate` bit/s; None without a rate.
     """

@@ -30,8 +30,8 @@ from psnode.records.directory import saved_config, saved_run
 from psnode.records.metrics import EVALUATIONS, METRICS, SUMMARY, read_records
 
 FILE = "file"  # not the name of a setting
-_SETTLED = 0.1  # share of a run's steps, from the first, that its times leave out: kernels compile, and caches are cold
-_KINDS = ("gradients", "weights")  # of frames
+_SETTLED = 0.1  # the times of a run omit this first share of its steps: kernels compile, and caches are cold
+_KINDS = ("gradients", "weights")  # kinds of frames
 _COMPUTING = ("forward_backward", "encode", "decode", "update", "downlink")  # parts of a step in which a process computes
 
 
@@ -39,9 +39,9 @@ _COMPUTING = ("forward_backward", "encode", "decode", "update", "downlink")  # p
 class ConvergenceRun:
     """One training run.
 
-    `flags`: a scheme and flags of its own, or flags alone, which apply to the default scheme; `common`: the flags of all runs.
+    `flags`: a scheme and its own flags, or only flags, which then apply to the default scheme; `common`: the flags of all runs.
     `evaluate_every`: steps between evaluations; 0: only the last checkpoint is evaluated. `name`: the beginning of the
-    directory's name; empty: the flags.
+    directory's name; if empty, the flags are used.
     """
 
     flags: tuple[str, ...]
@@ -55,7 +55,7 @@ class ConvergenceRun:
 
     @cached_property
     def directory(self) -> Path:
-        """The directory of the run: where it has begun, also under another name, or that of its name and seed."""
+        """The directory of the run: where it has begun, perhaps under another name, or else a new one of its name and seed."""
         name = re.sub(r"[^\w.+=,-]+", "_", self.name).strip("_") or "-".join(self.flags).replace("/", "_").replace(" ", "")
         own = self.output / f"{name}-{self.seed}"
         return next((each for each in (own, *begun_in(self.output)) if holds(each, self._asked(each))), own)
@@ -75,12 +75,13 @@ class ConvergenceRun:
         train = ["train", *self.common, *self._coding, "--seed", str(self.seed)]
         train += ["--train-dir", str(directory), "--eval-freq", str(self.evaluate_every)]
         if self.evaluate_every:
-            train += ["--keep-last", "0"]  # keeps all checkpoints until they are evaluated
+            train += ["--keep-last", "0"]  # keep all checkpoints until they are evaluated
         workers = str(self.workers)
         return [*train, "--local", workers] if self.local else ["launch", "-n", workers, "--", *train]
 
     def check(self) -> None:
-        """Raise ConfigurationError for settings training would refuse, and PsnodeError if the directory holds another run."""
+        """Raise ConfigurationError for settings that train would refuse, and PsnodeError if the directory contains another
+        run."""
         try:
             given = given_in([*self.common, *self._coding])
             file = given.pop(FILE, None)
@@ -91,7 +92,7 @@ class ConvergenceRun:
         self._require_same()
 
     def _require_same(self) -> None:
-        """Refuse a directory that holds another run, or one whose scheme had another meaning when it began."""
+        """Raise PsnodeError if the directory contains another run, or a run that began when its scheme had another meaning."""
         require_same(self.directory, self._asked(self.directory))
         if not (self.directory / "config.json").exists():
             return
@@ -102,8 +103,8 @@ class ConvergenceRun:
     def complete(self) -> None:
         """Train and evaluate, unless already done; then delete the checkpoints that were written for evaluations.
 
-        Raises DivergedError if the training diverges now or did so in an earlier call. Raises PsnodeError if anything else fails,
-        or if the directory holds another run.
+        Raises DivergedError if the training diverges in this call or diverged in an earlier one. Raises PsnodeError if anything
+        else fails, or if the directory contains another run.
         """
         self._require_same()
         if not finished(self.directory):
@@ -177,10 +178,11 @@ class ConvergenceRun:
 
 
 def _shares(summary: Mapping[str, Any], workers: int) -> tuple[float, float]:
-    """Return the bytes in and out of all workers' links together, and those of the busiest link, as multiples of the bytes sent.
+    """Return the bytes on all workers' links together, and the bytes on the busiest link, both relative to the bytes sent.
 
-    Those of a link are the larger of gradients in and out, which pass it at the same time, and the larger of weights in and out.
-    Both are 1 in a star, where all bytes pass the master's link, and in runs of earlier versions, which did not count by rank.
+    Gradients in and gradients out pass a link at the same time, so the larger of the two counts; the same holds for weights. Both
+    results are 1 in a star, where all bytes pass the master's link. They are also 1 for runs of earlier versions, which did not
+    count bytes by rank.
     """
     ranks = (summary.get("link_bytes") or {"ranks": {}})["ranks"]
     sent = sum(ways["gradients_out"] + ways["weights_out"] for ways in ranks.values())
@@ -192,7 +194,7 @@ def _shares(summary: Mapping[str, Any], workers: int) -> tuple[float, float]:
 
 
 def given_in(words: Sequence[str]) -> dict[str, Any]:
-    """Return the settings in flags of `psnode train`, by name, and under FILE the file of --config. Raises click.UsageError."""
+    """Return the settings in flags of `psnode train` by name; FILE is the key of --config's file. Raises click.UsageError."""
     file = click.Option(["--config", FILE], type=click.Path(path_type=Path))
     command = click.Command("train", params=[file, *(click_option(setting, "") for setting in settings().values())])
     found = command.make_context("train", [*words]).params

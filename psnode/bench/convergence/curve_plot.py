@@ -18,14 +18,14 @@ _FORMATS = (".pdf", ".png", ".svg")
 
 
 def check_plot(path: Path) -> None:
-    """Raise ConfigurationError if matplotlib is missing or cannot write files like `path`. Called before any training."""
+    """Raise ConfigurationError if matplotlib is missing or cannot write files like `path`. Call this before any training."""
     require_matplotlib()
     if path.suffix not in _FORMATS:
         raise ConfigurationError(f"--plot {path} must end with {', '.join(_FORMATS)}")
 
 
 def draw_curves(result: Mapping[str, Any], path: Path) -> None:
-    """Write the plot to `path`, in the format that the suffix of `path` names."""
+    """Write the plot to `path`, in the format of its suffix."""
     figure = curves_figure(result)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)

@@ -24,8 +24,8 @@ PREFIX = "ddp:"
 PROGRAM, RESULT = "program.json", "result.json"
 _HOOKS = ("fp32", "fp16", "bf16", "powersgd")
 _OPTIMIZERS = ("sgd", "adam", "adamw")
-# Settings that DDP follows. Free settings, which may differ when a run is resumed, are accepted too, since they do not change
-# what psnode trains.
+# Settings that DDP follows. Free settings, which may differ when a run is resumed, are accepted too, since they do not change the
+# training of psnode.
 _FOLLOWED = frozenset(
     {
         "task", "task_option", "network", "dataset", "synthetic_shape", "synthetic_classes", "synthetic_examples", "batch_size",
@@ -52,7 +52,7 @@ class DdpRun(ConvergenceRun):
         return found
 
     def config(self) -> Config:
-        """Return the settings; learning rate and momentum are those of the scheme dense unless set.
+        """Return the settings. Unless set, learning rate and momentum are those of the scheme dense.
 
         Raises ConfigurationError for a setting that DDP does not follow.
         """
@@ -76,7 +76,7 @@ class DdpRun(ConvergenceRun):
         )
 
     def check(self) -> None:
-        """Raise ConfigurationError for a hook or a setting that DDP is not trained with, PsnodeError as for other runs."""
+        """Raise ConfigurationError for a hook or setting that is not supported with DDP, and PsnodeError as for other runs."""
         self.program()
         self._require_same()
 
@@ -93,7 +93,8 @@ class DdpRun(ConvergenceRun):
     def complete(self) -> None:
         """Train and evaluate, unless already done.
 
-        Raises DivergedError if the training diverges now or did so in an earlier call, and TransportError if a process fails.
+        Raises DivergedError if the training diverges in this call or diverged in an earlier one, and TransportError if a process
+        fails.
         """
         self._require_same()
         if not (self.directory / RESULT).exists():
@@ -110,7 +111,7 @@ class DdpRun(ConvergenceRun):
             raise DivergedError(f"{self._name} diverged: delete {self.directory} to train it again")
 
     def figures(self) -> dict[str, Any]:
-        """Return the figures that a run of psnode reports. `encode` is None, since DDP does not time its hooks."""
+        """Return the same figures as for a run of psnode. `encode` is None, since DDP does not time its hooks."""
         found, last = read_json(self.directory / RESULT), self.curve()[-1]
         each_way = last.nbytes / last.step / 2
         return {
@@ -138,7 +139,7 @@ class DdpRun(ConvergenceRun):
 
 
 def is_ddp(flags: tuple[str, ...]) -> bool:
-    """Return True if `flags` are those of a contender that DDP trains."""
+    """Return True if `flags` are the flags of a contender that DDP trains."""
     return flags[0].startswith(PREFIX)
 
 

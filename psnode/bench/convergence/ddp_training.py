@@ -1,7 +1,7 @@
 """The processes of a DDP contender: python -m psnode.bench.convergence.ddp_training PROGRAM.json
 
-Model, shards, batches, seeds, loss, learning rates and evaluation are psnode's; optimizer, exchange and clipping are torch's.
-RANK and WORLD_SIZE give a process its place. Rank 0 evaluates, and writes the result.
+Model, shards, batches, seeds, loss, learning rates and evaluation are those of psnode. Optimizer, exchange and clipping are those
+of torch. A process gets its place from RANK and WORLD_SIZE. Rank 0 evaluates and writes the result.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from psnode.records.metrics import write_atomically
 if TYPE_CHECKING:
     pass
 
-_DEADLINE = timedelta(hours=1)  # of an exchange, in which the other ranks wait while rank 0 evaluates
+_DEADLINE = timedelta(hours=1)  # time limit of an exchange; other ranks wait in it while rank 0 evaluates
 
 
 @dataclass
@@ -101,7 +101,7 @@ def main(path: str) -> None:
         dist.init_process_group("gloo", timeout=_DEADLINE)
         try:
             result = train(Communication.parse(communication), config, evaluate_every)
-        except DivergedError as error:  # the other ranks diverge in the same step, or fail because this rank ends
+        except DivergedError as error:  # the other ranks diverge in the same step, or fail when this rank ends
             write_atomically(directory / RESULT, to_json({"diverged": in_one_line(error)}).encode() + b"\n")
             raise
         if dist.get_rank() == 0:

@@ -30,9 +30,8 @@ _NAMED = re.compile(r"\s*([^=:]*?)\s*=(.*)", re.DOTALL)
 def named_runs(texts: Iterable[str]) -> dict[str, str]:
     """Return the flags of each of `texts` by its name.
 
-    A text is a scheme and flags of its own, or flags alone, which is then its name too, or NAME=SCHEME [FLAGS]; a NAME has no
-    colon and no flag.
-    Raises ConfigurationError for a name given twice.
+    A text is NAME=SCHEME [FLAGS], where NAME has no colon and no flag. Otherwise it is a scheme with its own flags, or only
+    flags, and the text is also the name. Raises ConfigurationError if a name occurs twice.
     """
     found: dict[str, str] = {}
     for text in texts:
@@ -50,11 +49,11 @@ def named_runs(texts: Iterable[str]) -> dict[str, str]:
 class Comparison:
     """Contenders, seeds and learning rates of a comparison.
 
-    * runs: flags of each contender by its name: a scheme and its own flags, or flags alone
+    * runs: flags of each contender by its name: a scheme and its own flags, or only flags
     * lrs: learning rates to try, as text; each contender is reported at its rate of best accuracy
-    * screen: compare the rates on the first seed alone, and run the other seeds at the best rate only
-    * pattern: a run whose flags and seed are replaced
-    * rate: bits a second of the links for which seconds are estimated; None: no estimate
+    * screen: compare the rates only on the first seed, and run the other seeds only at the best rate
+    * pattern: a run from which all runs are made by replacing flags and seed
+    * rate: bit/s of the links for which seconds are estimated; None: no estimate
     """
 
     runs: dict[str, str]
@@ -65,14 +64,14 @@ class Comparison:
     rate: float | None = None
 
     def of(self, name: str, lr: str, seed: int) -> ConvergenceRun:
-        """Return a contender's run at a learning rate, "" for that of its flags."""
+        """Return a contender's run at a learning rate; "" stands for the rate of its flags."""
         rate = ("--lr", lr) if lr else ()
         named = "-".join((name, *rate)) if self.runs[name] != name else ""
         found = replace(self.pattern, flags=(*shlex.split(self.runs[name]), *rate), seed=seed, name=named)
         return DdpRun(**vars(found)) if is_ddp(found.flags) else found
 
     def check(self) -> None:
-        """Raise ConfigurationError for a run that training would refuse, and PsnodeError if its directory holds another."""
+        """Raise ConfigurationError for a run that train would refuse, and PsnodeError if its directory contains another run."""
         owners: dict[Path, ConvergenceRun] = {}
         for name, lr, seed in product(self.runs, self.rates, self.seeds):
             run = self.of(name, lr, seed)
@@ -82,7 +81,7 @@ class Comparison:
 
     @property
     def rates(self) -> tuple[str, ...]:
-        """The learning rates that each contender tries; "" is the rate of its flags or its scheme."""
+        """The learning rates that each contender tries; "" stands for the rate of its flags or its scheme."""
         return self.lrs or ("",)
 
     @property
@@ -93,8 +92,8 @@ class Comparison:
     def rows(self, jobs: int) -> list[dict[str, Any]]:
         """Train the missing runs, `jobs` runs at a time, and return a row for each contender.
 
-        A rate at which a run diverged is never the best, and its figures in `tried` are None. Raises DivergedError if a contender
-        diverged at every rate.
+        A rate at which a run diverged is never the best rate, and its figures in `tried` are None. Raises DivergedError if a
+        contender diverged at every rate.
         """
         trials = [self.of(name, lr, seed) for seed in self.tuning for name in self.runs for lr in self.rates]
         diverged = _complete(trials, jobs, tolerant=len(self.rates) > 1)
@@ -106,7 +105,7 @@ class Comparison:
     def _tried(self, name: str, diverged: dict[ConvergenceRun, DivergedError]) -> dict[str, dict[str, Any]]:
         """Return the figures of a contender by learning rate, without the rates at which it diverged.
 
-        Raises DivergedError if it diverged at every rate.
+        Raises DivergedError if the contender diverged at every rate.
         """
         found, errors = {}, []
         for lr in self.rates:
@@ -137,7 +136,7 @@ class Comparison:
 def _complete(runs: Sequence[ConvergenceRun], jobs: int, *, tolerant: bool) -> dict[ConvergenceRun, DivergedError]:
     """Train and evaluate `runs`, `jobs` at a time, and return the errors of runs that diverged.
 
-    No further run is begun after a failure. A divergence counts as a failure unless `tolerant`.
+    After a failure no further run is begun. A divergence counts as a failure unless `tolerant`.
     """
     pool = ThreadPoolExecutor(jobs)
     diverged: dict[ConvergenceRun, DivergedError] = {}
@@ -179,10 +178,10 @@ def run(
 ) -> dict[str, Any]:
     """Train and evaluate each of `runs`, texts such as "qsgd", "sign=signsgd --lr 0.001" or "ddp:powersgd:rank=2".
 
-    `common`: flags of all runs. `lrs`, `screen`: as in `Comparison`. `jobs`: number of runs at a time; with more than one, the
-    times say little. `evaluate_every`: steps between evaluations; 0: one evaluation at the end. `rate`: rate of the links for
-    which seconds are estimated. Runs write to `output`/RUN-seed. Raises PsnodeError if a run ends with a nonzero exit code; then
-    no further run is begun.
+    `common`: flags of all runs. `lrs`, `screen`: as in `Comparison`. `jobs`: number of simultaneous runs; if it is more than 1,
+    the measured times are not comparable. `evaluate_every`: steps between evaluations; 0: one evaluation at the end. `rate`: rate
+    of the links for which seconds are estimated. Runs write to `output`/RUN-seed. If a run ends with a nonzero exit code, no
+    further run is begun, and PsnodeError is raised.
     """
     pattern = ConvergenceRun((), tuple(shlex.split(common)), 0, workers, local, output, evaluate_every)
     bits = None if rate is None else rate_of(rate)

@@ -1,1 +1,1 @@
-"""Instruments for speeds and errors: clocks, arrays out of the cache, read bandwidth, device copies, rate-distortion limits."""
+"""Instruments for speeds and errors: clocks, arrays outside the cache, read bandwidth, device copies, rate-distortion limits."""

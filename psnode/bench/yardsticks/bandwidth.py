@@ -1,4 +1,4 @@
-"""Read bandwidth r of one core, the yardstick of every codec's speed, measured in the same run."""
+"""Read bandwidth r of one core, to which the speeds of codecs are compared. It is measured in the same run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from psnode.codecs.kernels.jit import kernel
 
 @kernel
 def fold(words: npt.NDArray[np.uint64]) -> np.uint64:
-    """Return the exclusive or of all words: one pass that LLVM vectorises and cannot optimise away."""
+    """Return the exclusive or of all words: one pass, which LLVM vectorises and cannot optimise away."""
     result = np.uint64(0)
     for i in range(words.size):
         result ^= words[i]
@@ -21,12 +21,13 @@ def fold(words: npt.NDArray[np.uint64]) -> np.uint64:
 
 
 def read_bandwidth(copies: Rotation, seconds: float = 0.1) -> dict[str, float]:
-    """Return GB/s, median and quartiles, at which one core reads `copies` in turn; a single copy is read from the cache."""
+    """Return the median and quartiles of the GB/s at which one core reads `copies` in turn. A single copy is read from the
+    cache."""
     return rate(lambda: read_once(copies.take()), _words(copies.take()).nbytes, seconds)
 
 
 def read_once(x: Floats) -> None:
-    """Read all of `x` (flat), except the last value of an odd number of values."""
+    """Read all values of the flat array `x`, except the last one if their number is odd."""
     fold(_words(x))
 
 

@@ -22,9 +22,9 @@ class Crossed(NamedTuple):
 
 
 def crossed(action: Callable[[], object], device: torch.device) -> Crossed | None:
-    """Run `action`, which must wait for the device; return the bytes copied meanwhile, None if the driver does not report them.
+    """Run `action`, which must wait for the device. Return the bytes copied during it; None if the driver does not report them.
 
-    On a CPU device no byte crosses. The profiler slows the action down: do not time it in the same run.
+    On a CPU device no bytes are copied. The profiler slows the action down, so do not time the action in the same run.
     """
     if device.type != "cuda":
         action()
@@ -40,7 +40,7 @@ def crossed(action: Callable[[], object], device: torch.device) -> Crossed | Non
 
 
 def counted(trace: Mapping[str, Any]) -> Crossed | None:
-    """Return the bytes in a trace of torch's profiler; None if no copy to the host is in it, as every step copies its loss."""
+    """Return the copied bytes in a trace of torch's profiler; None without a copy to the host, as every step copies its loss."""
     copies = [event for event in trace["traceEvents"] if event.get("cat") == _KIND]
     down, up = (sum(int(event["args"]["bytes"]) for event in copies if event["name"].startswith(name)) for name in (_DOWN, _UP))
     return Crossed(down, up) if down else None

@@ -1,8 +1,8 @@
-"""Theoretical limits: the bounds that hold for every input, and a source's own rate-distortion function.
+"""Theoretical limits: the bounds that hold for every input, and the rate-distortion function of a source.
 
-For any codec of R bits a coordinate there are inputs x whose squared error is at least 4^-R ||x||^2 (alpha), or, if the codec is
-unbiased, 1 / (4^R - 1) ||x||^2 (omega). Gaussian vectors are such inputs; other inputs may be easier. R(D) of a source of
-independent values is computed from its histogram by Blahut's algorithm.
+For any codec with R bits per coordinate there are inputs x whose squared error is at least 4^-R ||x||^2 (alpha). If the codec is
+unbiased, the error is at least 1 / (4^R - 1) ||x||^2 (omega). Gaussian vectors are such inputs; other inputs may have smaller
+errors. R(D) of a source of independent values is computed from the source's histogram by Blahut's algorithm.
 
 Source: Safaryan, Shulgin, Richtarik, "Uncertainty principle for communication compression in distributed and federated learning
 and the search for an optimal compressor", Information and Inference 2022; Blahut, "Computation of channel capacity and
@@ -19,31 +19,31 @@ import numpy as np
 from psnode.codecs.arrays import Float64s, Floats
 
 _CELLS = 401
-_KNEE = 0.1  # in root mean squares: cells have equal width below the knee, geometric widths above
+_KNEE = 0.1  # in root mean squares: below the knee cells have equal widths, above it geometric widths
 _SLOPES = 40
 _MOST_STEPS = 200
-_CLOSE = 5e-4  # bits between Blahut's two bounds at which the iteration stops
+_CLOSE = 5e-4  # the iteration stops when Blahut's two bounds differ by at most this many bits
 _DEEPEST = 4.0**-6
 
 
 def least_bits(error: float, unbiased: bool) -> float:
-    """Return the fewest bits a coordinate with which alpha, or omega if `unbiased`, can be `error` on every input."""
+    """Return the fewest bits per coordinate with which alpha, or omega if `unbiased`, can be `error` on every input."""
     return 0.5 * math.log2(1 + 1 / error) if unbiased else max(0.0, -0.5 * math.log2(error))
 
 
 def shrunk(error: float, unbiased: bool) -> float:
-    """Return the error after the best constant factor: omega / (1 + omega) if `unbiased`, else alpha unchanged."""
+    """Return the error after scaling by the best constant factor: omega / (1 + omega) if `unbiased`, otherwise alpha."""
     return error / (1 + error) if unbiased else error
 
 
 class RateDistortion(NamedTuple):
-    """R(D) of a source: `bits` a coordinate, ascending, and the squared error relative to the source's energy."""
+    """R(D) of a source: ascending `bits` per coordinate, and the squared errors relative to the source's energy."""
 
     bits: Float64s
     errors: Float64s
 
     def bits_at(self, error: float) -> float:
-        """Return R(D) at D = `error`; between and beyond the points, bits are linear in log D."""
+        """Return R(D) at D = `error`. Between and beyond the known points, bits are linear in log D."""
         if error >= 1:
             return 0.0
         logs = np.log2(self.errors)

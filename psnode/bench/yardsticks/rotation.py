@@ -1,6 +1,6 @@
-"""Copies of an array, taken in turn and larger together than a cache, so that each is read from memory.
+"""Copies of an array, taken in turn. Together they are larger than a cache, so that each copy is read from memory.
 
-A benchmark that reads the same array again measures the last-level cache, which holds half a gigabyte on some machines.
+A benchmark that reads the same array again measures only the last-level cache, which has half a gigabyte on some machines.
 """
 
 from __future__ import annotations
@@ -9,14 +9,17 @@ import numpy as np
 
 from psnode.codecs.arrays import Floats
 
-APART = 512  # distance in values, modulo a page, between the beginnings of arrays that are read and written together
+APART = 512  # distance in values, modulo a page, between the beginnings of an array that is read and one that is written
 _CACHES = 4  # total size of the copies, in sizes of the last-level cache
 _LINE = 16  # float32 values in a cache line
 _PAGE = 1024  # float32 values in a page
 
 
 class Rotation:
-    """Copies of `x` (flat): the fewest that have `nbytes` together, at least one. The first begins `apart` values into a page."""
+    """Copies of the flat array `x`: the fewest whose total size is at least `nbytes`.
+
+    The first begins `apart` values into a page.
+    """
 
     def __init__(self, x: Floats, nbytes: int, apart: int = 0) -> None:
         self._size = x.size
@@ -25,7 +28,7 @@ class Rotation:
         start = -(memory.ctypes.data // 4) % _PAGE + apart
         self._copies = memory[start : start + count * width].reshape(count, width)
         self._last = 0
-        self._copies[:] = 0  # pages that were never written may all be the same physical page
+        self._copies[:] = 0  # unwritten pages may all be the same physical page
         self._copies[:, : x.size] = x
 
     @property
@@ -34,7 +37,7 @@ class Rotation:
         return self._copies.nbytes
 
     def take(self) -> Floats:
-        """Return the copy taken longest ago."""
+        """Return the copy that was taken longest ago."""
         self._last = (self._last + 1) % len(self._copies)
         return self._copies[self._last, : self._size]
 
@@ -44,5 +47,5 @@ class Rotation:
 
 
 def beyond_cache(cache: int) -> int:
-    """Return the total bytes of copies that exceed a last-level cache of `cache` bytes."""
+    """Return a total size of copies, in bytes, that exceeds a last-level cache of `cache` bytes."""
     return _CACHES * cache

@@ -11,7 +11,7 @@ from collections.abc import Callable
 def rate(action: Callable[[], object], nbytes: int, seconds: float, least: int = 5, most: int = 100) -> dict[str, float]:
     """Return GB/s, for `nbytes` per call: `median`, and the quartiles `low` and `high`.
 
-    After one call to warm up, repeat for about `seconds`, at least `least` and at most `most` times.
+    After one call to warm up, the action is repeated for about `seconds`, at least `least` and at most `most` times.
     """
     action()
     taken: list[float] = []
@@ -25,9 +25,9 @@ def rate(action: Callable[[], object], nbytes: int, seconds: float, least: int =
 
 
 def best_in_turn(actions: dict[str, Callable[[], object]], repeats: int, seconds: float) -> dict[str, float]:
-    """Return each action's processor time of a call in ns: the least of `repeats` means, each over calls of about `seconds`.
+    """Return the processor time of a call in ns for each action: the minimum of `repeats` means over calls of about `seconds`.
 
-    The actions take turns in each repetition. The least is taken because other programs can only slow an action down.
+    In each repetition the actions take turns. The minimum is used because other programs can only slow an action down.
     """
     calls = {name: max(1, round(1e9 * seconds / max(timed(action, 2), 1.0))) for name, action in actions.items()}
     best = dict.fromkeys(actions, math.inf)

@@ -116,8 +116,7 @@ class Session:
 
     @property
     def is_master(self) -> bool:
-        """Return True on rank 0, and in a program without MPI.
-        """
+        """Return True on the rank that serves: rank 0, or the only process of a program without MPI."""
         return self._is_alone or self._serves
 
     @property
