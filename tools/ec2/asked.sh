@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs on the master: prints a word if the last job was asked to end, rather than having lost its nodes.
+# Runs on the master: prints a word if a user asked the last job to end, and nothing if the job lost its nodes.
 #
 #   asked.sh DIR
 set -euo pipefail

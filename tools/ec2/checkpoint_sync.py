@@ -1,4 +1,4 @@
-"""Checkpoints of a run in S3: fetched before the run resumes, uploaded during the run, waited for at its end."""
+"""Checkpoints of a run in S3: they are fetched before the run resumes and uploaded during the run; its end waits for them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from psnode_ec2.exports import train_dir
 from psnode_ec2.remote import Access
 
 _PROGRAM = "s3_checkpoints.py"
-_LAST_SECONDS = 600  # for the upload of the last checkpoint
+_LAST_SECONDS = 600  # time limit for the upload of the last checkpoint
 
 
 def bring_back(way: Access, command: Sequence[str], where: str) -> None:
-    """Fetch the newest checkpoint of the run that `command` resumes in the folder `where`, unless the master has it.
+    """Fetch the newest checkpoint of the run that `command` resumes in the folder `where`, unless the master has it already.
 
-    Raises SettingsError, RemoteError.
+    Raises SettingsError and RemoteError.
     """
     run = PurePosixPath(where, train_dir(command))
     if run.is_absolute() or ".." in run.parts:

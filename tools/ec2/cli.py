@@ -1,4 +1,4 @@
-"""Command line of the tool: settings from a file and from flags; every error is one line and an exit code."""
+"""Command line of the tool: settings come from a file and from flags, and every error becomes one line and an exit code."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _version(ctx: click.Context, parameter: click.Parameter, value: bool) -> Non
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version and exit.")
 def cli() -> None:
-    """A cluster for psnode on EC2. Its resources are those that carry its tags; every command is safe to repeat."""
+    """A cluster for psnode on EC2. Its tags mark its resources. Every command is safe to repeat."""
 
 
 @command(cli, "launch")
@@ -67,7 +67,7 @@ def _status(session: CommandContext, as_json: bool) -> None:
 
 @command(cli, "cost")
 def _cost(session: CommandContext) -> None:
-    """Show the costs of the cluster, an hour and so far, ended nodes included: at today's prices, without traffic."""
+    """Show the cost of the cluster per hour and so far, including ended nodes, at today's prices and without traffic."""
     from psnode_ec2.costs import costs, ended, extras
     from psnode_ec2.resources import volumes_of
 
@@ -98,7 +98,7 @@ def _cost(session: CommandContext) -> None:
     cli, "shutdown", click.option("--discard", is_flag=True, help="Do not stop the job and fetch the newest checkpoint first.")
 )
 def _shutdown(session: CommandContext, discard: bool) -> None:
-    """End all nodes of the cluster and remove its resources: those that carry its tags, and nothing else."""
+    """End all nodes of the cluster, and remove all resources that carry its tags, and nothing else."""
     from psnode_ec2.shutdown import close_all
 
     close_all(session, discard=discard)
@@ -110,7 +110,7 @@ def _shutdown(session: CommandContext, discard: bool) -> None:
     click.option("--directory", type=click.Path(path_type=Path), default=Path(), help="Where to write. [.]"),
 )
 def _get_hosts(session: CommandContext, directory: Path) -> None:
-    """Write hosts_address, hosts and hostfile: private addresses, the master's first."""
+    """Write the files hosts_address, hosts and hostfile with private addresses, the master's first."""
     from psnode_ec2.rank_placement import host_files, slots, write_hosts
 
     nodes = session.cluster.complete(session.settings.n_workers)
@@ -133,7 +133,8 @@ def _get_hosts(session: CommandContext, directory: Path) -> None:
 def _export(session: CommandContext, kind: str, words: tuple[str, ...]) -> None:
     """Print a commented cluster.toml (config), a job for another launcher (`export skypilot -- train ...`), or an IAM policy.
 
-    iam-policy is for the nodes' role, iam-trust names the service that may take the role, iam-user is for users of this tool.
+    iam-policy is for the nodes' role, iam-trust names the service that may take this role, and iam-user is for users of this
+    tool.
     """
     if kind.startswith("iam-"):
         from psnode_ec2.policies import policy
@@ -148,7 +149,7 @@ def _export(session: CommandContext, kind: str, words: tuple[str, ...]) -> None:
 
 @command(cli, "extend")
 def _extend(session: CommandContext) -> None:
-    """Let the running nodes end themselves max_hours after their start, by its present value: `extend --max-hours 48`."""
+    """Make the running nodes end themselves max_hours after their start, with its present value: `extend --max-hours 48`."""
     from psnode_ec2.end_times import extend
 
     changed = extend(session.cluster, session.way(), datetime.datetime.now(datetime.UTC), session.confirm)
@@ -178,7 +179,7 @@ node_commands.add_to(cli)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command and exit with its code. A closed pipe does not end the command: its work matters more than its output."""
+    """Run a command and exit with its code. A closed pipe does not end the command, whose work matters more than its output."""
     streams.outlast()
     try:
         cli.main(arguments, prog_name="psnode-ec2", standalone_mode=False)

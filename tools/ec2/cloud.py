@@ -17,8 +17,8 @@ from psnode.config.plain_json import to_json
 from psnode_ec2 import ec2_errors
 from psnode_ec2.settings import Settings
 
-_THROTTLED_TRIES = 7  # by botocore, of a call that EC2 throttles: up to 51 s
-_PATIENCE = 7  # tries of a call whose connection fails, each with botocore's own tries: half a minute
+_THROTTLED_TRIES = 7  # tries by botocore of a call that EC2 throttles: up to 51 s
+_PATIENCE = 7  # tries of a call whose connection fails, each with botocore's own retries: half a minute
 _UNSHOWN = 8  # tries of a call on a resource that EC2 does not know yet: about a minute
 _THROTTLED = {"RequestLimitExceeded", "Throttling", "ThrottlingException", "RequestThrottled", "EC2ThrottledException"}
 _AGAIN = {"InternalError", "InternalFailure", "ServiceUnavailable", "Unavailable", "ServerInternal"}
@@ -81,7 +81,7 @@ _TYPED: Mapping[str, tuple[type[ec2_errors.Ec2Error], str]] = {
 }  # fmt: skip
 
 
-# codes with which RunInstances rejects types or a zone for the placement group; other types or zones may be accepted
+# codes with which RunInstances rejects types or a zone for the placement group; it may accept other types or zones
 _UNPLACED = {"InvalidParameterCombination", "InvalidParameterValue", "Unsupported", "UnsupportedOperation"}
 
 
@@ -115,7 +115,7 @@ class Cloud:
         self.sleep = sleep
         self.clock = clock
         self._settings = settings
-        self.listed: dict[str, float] = {}  # prices that came from AWS's price list
+        self.listed: dict[str, float] = {}  # prices already read from AWS's price list
         self._said = set[str]()
         self._clients: dict[str, Any] = dict(clients or {})
         self._shared: Any = None  # the session of all clients, as soon as there is one
@@ -130,7 +130,7 @@ class Cloud:
         return str(self._client("ec2").meta.region_name)
 
     def ask(self, operation: str, service: str = "ec2", **parameters: Any) -> dict[str, Any]:
-        """Make a call that changes nothing, and return all of its pages."""
+        """Make a call that changes nothing, and return its result with all pages."""
         client = self._client(service)
         if self.dry_run:
             self.tell(_shown(client, service, operation, parameters))
@@ -139,14 +139,14 @@ class Cloud:
         return self._patiently(lambda: client.get_paginator(operation).paginate(**parameters).build_full_result())
 
     def change(self, operation: str, **parameters: Any) -> dict[str, Any]:
-        """Make a call to EC2 that changes something; in a dry run print the call and return an empty dict."""
+        """Make a call to EC2 that changes something. In a dry run, print the call and return an empty dict."""
         if self.dry_run:
             self.tell("would " + _shown(self._client("ec2"), "ec2", operation, parameters))
             return {}
         return self._patiently(lambda: getattr(self._client("ec2"), operation)(**parameters))
 
     def change_shown(self, operation: str, **parameters: Any) -> dict[str, Any]:
-        """Call `change`, and repeat for up to a minute while EC2 does not know a resource that it has just made."""
+        """Call `change`. If EC2 does not know a resource that it has just made, repeat the call for up to a minute."""
         for attempt in range(_UNSHOWN - 1):
             try:
                 return self.change(operation, **parameters)
@@ -160,7 +160,7 @@ class Cloud:
 
     def tell(self, line: str) -> None:
         """Print a line of a dry run, unless it was printed before."""
-        with _SAYING:  # threads call the regions at the same time
+        with _SAYING:  # several threads call the regions at the same time
             if line not in self._said:
                 self._said.add(line)
                 self.say(line)
@@ -218,7 +218,7 @@ def translated(error: Any) -> ec2_errors.Ec2Error:
 
 
 def _without_page(text: str) -> str:
-    """Return the title of `text` if it is a web page, which servers other than AWS send as an error; else `text` itself."""
+    """Return the title of `text` if it is a web page, as servers other than AWS send for errors, otherwise `text` itself."""
     title = re.search(r"<title>(.*?)</title>", text, re.S)
     return title[1] if title else text
 
@@ -266,7 +266,7 @@ def _made(session: Any, config: Any, service: str) -> Any:
 
 
 def _session(boto3: Any, settings: Settings) -> Any:
-    """Return a session of boto3. All sessions share botocore's descriptions of services, which take a second to read."""
+    """Return a session of boto3. Sessions share botocore's descriptions of services, since reading these takes a second."""
     import botocore.session
 
     core = botocore.session.Session()
@@ -282,7 +282,8 @@ def _no_credentials() -> ec2_errors.AccessError:
 
 
 def _shown(client: Any, service: str, operation: str, parameters: Mapping[str, Any]) -> str:
-    """Return a call as one line: service, operation, region and parameters. A script is replaced by its number of lines."""
+    """Return a call as one line: service, operation, region and parameters. In place of a script, the line has the script's
+    number of lines."""
     if "UserData" in parameters:
         parameters = {**parameters, "UserData": f"({len(parameters['UserData'].splitlines())} lines of sh)"}
     return f"call {service} {operation} in {client.meta.region_name} {to_json(parameters, default=_plain, sort_keys=True)}"
@@ -293,5 +294,5 @@ def _plain(value: object) -> str:
 
 
 def progress(text: str) -> None:
-    """Print a whole line to stderr, also from several threads. Unprintable characters but newline and tab become ?."""
+    """Print a whole line to stderr; several threads may call this. Unprintable characters except newline and tab become ?."""
     click.echo("".join(letter if letter.isprintable() or letter in "\n\t" else "?" for letter in text), err=True)

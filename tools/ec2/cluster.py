@@ -1,4 +1,4 @@
-"""Clusters by their tags, and the nodes that carry these tags, in order and in their present state."""
+"""Clusters, found by their tags, and the nodes that carry these tags, in order and in their present state."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ class Node:
     public_address: str
     launched: datetime.datetime
     reason: str  # EC2's code for the end of the instance, if it has ended
-    launch: str = ""  # the id of the launch that started it
+    launch: str = ""  # the id of the launch that started the node
     key: str = ""  # the name of the key pair whose key the node accepts
     volumes: tuple[str, ...] = ()  # the ids of the volumes that end with the node
-    hours: int = 0  # until the node ends itself; 0: never, or not known
+    hours: int = 0  # hours from its start until the node ends itself; 0: never, or not known
     limit: float = 0.0  # the highest price of a spot instance in USD an hour; 0: the on-demand price
 
     @property
     def ends(self) -> datetime.datetime | None:
-        """The moment at which the node ends itself, in UTC; None: never, or not known."""
+        """The time at which the node ends itself, in UTC; None: never, or not known."""
         return self.launched + datetime.timedelta(hours=self.hours) if self.hours else None
 
     def __str__(self) -> str:
@@ -77,16 +77,16 @@ class Cluster:
         return f"psnode-{self.name}-{self.owner}"
 
     def filters(self) -> list[dict[str, Any]]:
-        """Return the filters that find the cluster's resources among all of the account."""
+        """Return the filters that find the cluster's resources among all resources of the account."""
         return [{"Name": f"tag:{CLUSTER}", "Values": [self.name]}, {"Name": f"tag:{OWNER}", "Values": [self.owner]}]
 
     def tags(self, *kinds: str, launch: str, role: str = "", hours: int = 0, limit: str = "") -> list[dict[str, Any]]:
-        """Return TagSpecifications for resources of `kinds` made by `launch`, so that no resource ever exists without tags."""
+        """Return TagSpecifications for resources of `kinds` made by `launch`: resources must have tags from the beginning."""
         pairs = tags_for(self.name, self.owner, launch, role=role, hours=hours, limit=limit)
         return [{"ResourceType": kind, "Tags": pairs} for kind in kinds]
 
     def owns(self, resource: Mapping[str, Any]) -> bool:
-        """Return True if `resource` carries both tags: a second check, independent of filters."""
+        """Return True if `resource` carries both tags. This check is independent of filters."""
         tags = tags_of(resource)
         return tags.get(CLUSTER) == self.name and tags.get(OWNER) == self.owner
 
@@ -100,7 +100,7 @@ class Cluster:
         return [node_of(instance, workers) for instance in instances]
 
     def running(self) -> list[Node]:
-        """Return the running nodes, also of an incomplete cluster. Raises NoClusterError if none is running."""
+        """Return the running nodes, even if the cluster is incomplete. Raises NoClusterError if no node is running."""
         nodes = self.nodes()
         if not nodes:
             raise NoClusterError(f"cluster {self.name} of {self.owner} has no nodes: run launch")
@@ -120,16 +120,16 @@ class Cluster:
 
 
 def cluster_of(cloud: Cloud, settings: Settings) -> Cluster:
-    """Return the cluster that the settings name; the owner is by default the holder of the credentials."""
+    """Return the cluster that the settings name. By default its owner is the holder of the credentials."""
     owner = settings.owner or owner_of(cloud.ask("get_caller_identity", service="sts")["Arn"])
     return Cluster(cloud, settings.name, owner)
 
 
 def owner_of(arn: str) -> str:
-    """Return the owner of the credentials with this ARN: the same for all of a user's commands, unique within an account.
+    """Return the owner of the credentials with this ARN: the same for all commands of a user, and unique within an account.
 
-    The owner is a user's name, or role-NAME for a role: every log-in gives a role's session a new name. An exception is IAM
-    Identity Center, where all users have the same roles and a session has the name of its user.
+    The owner is the name of a user, or role-NAME for a role, since every log-in gives the role's session a new name. IAM Identity
+    Center is an exception: all users have the same roles, and a session has the name of its user.
     """
     kind, *names = arn.rsplit(":", 1)[-1].split("/")
     if kind != "assumed-role" or names[0].startswith("AWSReservedSSO_"):
@@ -143,7 +143,7 @@ def _order(instance: Mapping[str, Any]) -> tuple[bool, int, str]:
 
 
 def node_of(instance: Mapping[str, Any], workers: Iterator[int]) -> Node:
-    """Return the node that EC2's description `instance` stands for; a worker takes its number from `workers`."""
+    """Return the node that EC2's description `instance` stands for. A worker takes its number from `workers`."""
     role = tags_of(instance).get(ROLE, "worker")
     return Node(
         name=role if role == "master" else f"worker-{next(workers)}",

@@ -1,8 +1,8 @@
-"""Copies of files and folders to a node and back, as tar streams over ssh; a repeated copy gives the same result.
+"""Copies of files and folders to a node and back, as tar streams over ssh. A repeated copy gives the same result.
 
-A copied folder becomes its target: files already in the target are overwritten, or stay if the folder lacks them. A file is
-copied into a target that is a folder. If the target is empty, . or .., or ends with a slash, file or folder keeps its name below
-the target.
+A copied folder becomes its target. Files already in the target are overwritten, or stay if the folder does not contain them. If
+the target of a file is a folder, the file is copied into it. If the target is empty, . or .., or ends with a slash, the file or
+folder keeps its name below the target.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from psnode_ec2.remote import Access
 
 
 class _Input(io.RawIOBase):
-    """Standard input of a process that may exit before reading everything: only the first failed write raises."""
+    """Standard input of a process that may exit before it has read everything. Only the first failed write raises an error."""
 
     def __init__(self, pipe: IO[bytes]) -> None:
         self._pipe = pipe
@@ -42,7 +42,7 @@ class _Input(io.RawIOBase):
 
 
 def put(way: Access, nodes: Sequence[Node], local: Path, remote: str) -> None:
-    """Copy a file or a folder to `remote` on each of `nodes`. Raises RemoteError, SettingsError."""
+    """Copy a file or a folder to `remote` on each of `nodes`. Raises RemoteError and SettingsError."""
     if way.dry_run:
         for node in nodes:
             click.echo(f"would copy {local} to {way.target(node)}:{remote}")
@@ -51,7 +51,7 @@ def put(way: Access, nodes: Sequence[Node], local: Path, remote: str) -> None:
 
 
 def get(way: Access, node: Node, remote: str, local: str) -> None:
-    """Copy a file or a folder from a node to `local`. Raises RemoteError, SettingsError."""
+    """Copy a file or a folder from a node to `local`. Raises RemoteError and SettingsError."""
     if way.dry_run:
         click.echo(f"would copy {way.target(node)}:{remote} to {local}")
     else:
@@ -104,7 +104,10 @@ def send_stream(way: Access, node: Node, script: str, arguments: Sequence[str], 
 
 
 def _loop(folder: Path, within: frozenset[tuple[int, int]] = frozenset()) -> Path | None:
-    """Return the first link at or below `folder` that leads to a folder containing it; `within`: device and inode of these."""
+    """Return the first link at or below `folder` that leads to a folder containing the link itself.
+
+    `within`: device and inode of the folders above.
+    """
     with contextlib.suppress(OSError):  # an unreadable file is reported when it is copied
         status = folder.stat()
         if (status.st_dev, status.st_ino) in within:
@@ -120,7 +123,7 @@ def _name(entry: os.DirEntry[str]) -> str:
 
 
 def fetch(way: Access, node: Node, remote: str, local: str, *names: str) -> None:
-    """Copy `remote` on `node` to `local`; with `names`, only these entries of the folder `remote`.
+    """Copy `remote` on `node` to `local`. With `names`, copy only these entries of the folder `remote`.
 
     Raises RemoteError, or SettingsError if `local` cannot be written.
     """
@@ -143,7 +146,7 @@ def fetch(way: Access, node: Node, remote: str, local: str, *names: str) -> None
 
 
 def _unpack(stream: IO[bytes], local: str, name: str) -> None:
-    """Write the files that give.sh printed. An archive with links, devices or paths out of the folder raises tarfile.TarError."""
+    """Unpack the archive that give.sh prints. Raises tarfile.TarError if it has links, devices, or paths outside the folder."""
     with tarfile.open(fileobj=stream, mode="r|") as archive:
         target = None
         for member in archive:

@@ -1,4 +1,4 @@
-"""Costs of a cluster, so far and an hour, at today's prices and without traffic; the cap on the hourly cost."""
+"""Costs of a cluster per hour and so far, at today's prices and without traffic, and the cap on the hourly cost."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from psnode_ec2.ledger import LedgerEntry
 from psnode_ec2.resources import Volume
 from psnode_ec2.settings import Settings
 
-_LEAST_SECONDS = 60.0  # EC2 bills Linux by the second, at least a minute
+_LEAST_SECONDS = 60.0  # EC2 bills Linux by the second, and at least one minute
 _HOUR, _MONTH = "USD an hour", "USD for a GiB and a month"
-_HOURS = 730  # of a month, in AWS's prices of volumes
+_HOURS = 730  # hours in a month, as in AWS's prices of volumes
 _ADDRESS = 0.005  # USD for an hour of a public IPv4 address in every region (AWS's price list of VPC, since February 2024)
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of a node: hours since its start, and USD an hour. `at_most`: the spot price is unknown, `hourly` is its limit."""
+    """Cost of a node: hours since its start, and USD an hour. `at_most`: True if the spot price is unknown; then `hourly` is its
+    limit."""
 
     node: Node
     hours: float
@@ -38,7 +39,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Extra:
-    """Costs other than those of live instances: `text` names them, `hourly` and `so_far` are in USD."""
+    """Costs other than those of live instances. `text` names them; `hourly` and `so_far` are in USD."""
 
     text: str
     hourly: float
@@ -62,7 +63,10 @@ def extras(
 
 
 def ended(cloud: Cloud, settings: Settings, entries: Sequence[LedgerEntry], now: datetime.datetime) -> list[Extra]:
-    """Return the costs of ended instances by type, at today's prices; an upper bound, as each counts until seen to have ended."""
+    """Return the costs of ended instances by type at today's prices.
+
+    They are upper bounds, as each instance counts until a command found that it had ended.
+    """
     found = []
     for kind, spot, limit in sorted({(each.type, each.spot, each.limit) for each in entries}):
         same = [each for each in entries if (each.type, each.spot, each.limit) == (kind, spot, limit)]
@@ -74,7 +78,7 @@ def ended(cloud: Cloud, settings: Settings, entries: Sequence[LedgerEntry], now:
 
 
 def costs(cloud: Cloud, settings: Settings, nodes: Sequence[Node], now: datetime.datetime) -> list[Cost]:
-    """Return the cost of each of `nodes`; a stopped node has no hourly cost. Raises SettingsError for an unknown price."""
+    """Return the cost of each of `nodes`. A stopped node has no hourly cost. Raises SettingsError for an unknown price."""
     known: dict[tuple[str, str, bool, float], tuple[float, bool]] = {}
     found = []
     for node in nodes:
@@ -99,18 +103,19 @@ def on_demand_price(cloud: Cloud, settings: Settings, name: str) -> float:
         "tenancy": "Shared",
         "preInstalledSw": "NA",
         "capacitystatus": "Used",
-        "marketoption": "OnDemand",  # excludes capacity blocks, whose hourly price is 0
+        "marketoption": "OnDemand",  # exclude capacity blocks, whose hourly price is 0
     }
     return _listed(cloud, settings, name, terms, "Hrs")
 
 
 def volume_price(cloud: Cloud, settings: Settings, kind: str) -> float:
-    """Return USD an hour for a GiB of volumes of this kind, such as gp3. Raises SettingsError for an unknown price."""
+    """Return the price of a GiB of this kind of volume, such as gp3, in USD per hour. Raises SettingsError for an unknown
+    price."""
     return _listed(cloud, settings, kind, {"productFamily": "Storage", "volumeApiName": kind}, "GB-Mo") / _HOURS
 
 
 def address_price(settings: Settings) -> float:
-    """Return the price of a public address in USD an hour."""
+    """Return the price of a public address in USD per hour."""
     return settings.prices.get("ipv4", _ADDRESS)
 
 
@@ -128,7 +133,7 @@ def require_prices(cloud: Cloud, settings: Settings, types: Sequence[str], kinds
 
 
 class _UnknownPriceError(SettingsError):
-    """Error for prices that could not be read from AWS's price list, because of `cause`. `units`: the unit of each price."""
+    """Error for prices that could not be read from AWS's price list because of `cause`. `units`: the unit of each price."""
 
     def __init__(self, region: str, units: Mapping[str, str], cause: str) -> None:
         names, table = ", ".join(units), ", ".join(f'"{name}" = {unit}' for name, unit in units.items())
@@ -161,7 +166,7 @@ def _rate(product: dict[str, Any], unit: str) -> float:
 
 
 def spot_price(cloud: Cloud, name: str, zone: str) -> float | None:
-    """Return the present spot price of type `name` in `zone`, in USD an hour; None if EC2 gives none."""
+    """Return the present spot price of type `name` in `zone`, in USD per hour; None if EC2 states no price."""
     found = cloud.ask(
         "describe_spot_price_history",
         InstanceTypes=[name],
@@ -174,7 +179,7 @@ def spot_price(cloud: Cloud, name: str, zone: str) -> float | None:
 
 @dataclass(frozen=True)
 class Standing:
-    """Nodes and volumes of a cluster, and for each new node its GiB of volumes (`gib`) and if its address is `public`."""
+    """Nodes and volumes of a cluster. For each new node: its GiB of volumes (`gib`), and True if its address is `public`."""
 
     nodes: Sequence[Node]
     volumes: Sequence[Volume]
@@ -183,9 +188,9 @@ class Standing:
 
 
 def most_per_hour(cloud: Cloud, settings: Settings, standing: Standing, types: Sequence[str]) -> float:
-    """Return the highest cost of an hour of a cluster with one more node of each of `types`, volumes and addresses included.
+    """Return the highest cost per hour of a cluster with one more node of each of `types`, including volumes and addresses.
 
-    A spot instance costs at most its spot_price, or the on-demand price if spot_price is 0. Raises CapError if the sum is over
+    A spot instance costs at most its spot_price, or the on-demand price if spot_price is 0. Raises CapError if the sum exceeds
     max_hourly_price, and SettingsError.
     """
     bought = [(node.type, node.limit) for node in standing.nodes] + [(name, settings.spot_price) for name in types]

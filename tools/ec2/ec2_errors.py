@@ -68,7 +68,7 @@ class NoClusterError(SettingsError):
 
 
 class NoKeyPairError(SettingsError):
-    """A key pair that EC2 does not have, or has no longer."""
+    """A key pair that EC2 does not have, or no longer has."""
 
 
 class DeclinedError(SettingsError):
@@ -98,7 +98,7 @@ class DeadlineError(Ec2Error):
 
 
 class GivenUpError(Ec2Error):
-    """The restarts of a job, or its hours, are used up."""
+    """All restarts of a job are used up, or all its hours."""
 
     exit_code = 3
 
@@ -137,7 +137,7 @@ class AlreadyThereError(Ec2Error):
 
 
 class NotShownError(Ec2Error):
-    """EC2 does not know the named instance or group, yet or any more."""
+    """EC2 does not know the named instance or group: not yet, or no longer."""
 
 
 class InUseError(Ec2Error):
@@ -149,7 +149,7 @@ class SpentTokenError(Ec2Error):
 
 
 class TakenTokenError(Ec2Error):
-    """A client token was used by another launch, or by an earlier one that was cut off."""
+    """A client token was used by another launch, or by an earlier launch that was interrupted."""
 
 
 class OthersError(Ec2Error):

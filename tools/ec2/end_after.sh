@@ -1,7 +1,7 @@
 #!/bin/sh
-# Runs on a node as root, at its start and when its time is extended: ends the node after MINUTES, even across restarts, and
-# warns logged-in users an hour before. A systemd timer survives a restart of the node, unlike a planned shutdown, which serves
-# systems without systemd.
+# Runs on a node as root, at its start and when its time is extended: ends the node after MINUTES, even if it restarts, and warns
+# logged-in users an hour before. A systemd timer survives a restart of the node. Systems without systemd get a planned shutdown,
+# which does not survive it.
 #
 #   end_after.sh MINUTES    0: never
 units=/etc/systemd/system

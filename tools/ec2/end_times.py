@@ -1,4 +1,4 @@
-"""Times at which nodes end themselves: the notice that every command gives in the last hour, and their change by `extend`."""
+"""Times at which nodes end themselves: `extend` changes them, and every command gives a notice in the last hour."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from psnode_ec2.remote import Access
 from psnode_ec2.tags import HOURS
 
 _NOTICE = datetime.timedelta(hours=1)
-_LEAST_MINUTES = 5  # from now to a new end: time to fetch the trained weights
+_LEAST_MINUTES = 5  # minimum time from now to a new end, enough to fetch the trained weights
 
 
 def first_end(nodes: Sequence[Node]) -> datetime.datetime | None:
@@ -29,7 +29,7 @@ def seconds_to_notice(nodes: Sequence[Node], now: datetime.datetime) -> float | 
 
 
 def notice(nodes: Sequence[Node], now: datetime.datetime) -> str:
-    """Return a notice for the user if a node ends itself within the hour, else an empty string."""
+    """Return a notice for the user if a node ends itself within an hour, otherwise an empty string."""
     end = first_end(nodes)
     if end is None or end - now > _NOTICE:
         return ""
@@ -41,10 +41,10 @@ def notice(nodes: Sequence[Node], now: datetime.datetime) -> str:
 
 
 def extend(cluster: Cluster, way: Access, now: datetime.datetime, confirm: Callable[[str], None]) -> list[Node]:
-    """Set the end of every node, first on the node and then in its tag; return the nodes that were changed.
+    """Set the end of every node, first on the node and then in its tag. Return the nodes that were changed.
 
-    Safe to repeat: the hours count from the start of the node, not from now. Raises SettingsError if a node would end within
-    minutes.
+    This is safe to repeat: the hours count from the start of the node, not from now. Raises SettingsError if a node would end
+    within minutes.
     """
     hours = way.settings.max_hours
     changed = [node for node in way.nodes if node.hours != hours]
@@ -63,7 +63,7 @@ def extend(cluster: Cluster, way: Access, now: datetime.datetime, confirm: Calla
     def one(node: Node) -> None:
         minutes = math.ceil((ends[node.id] - now).total_seconds() / 60) if hours else 0
         way.script(node, "extend.sh", str(minutes), text)
-        # if this call fails, the tag still has the old hours, which does no harm
+        # if this call fails, the tag keeps the old hours, which is harmless
         cluster.cloud.change("create_tags", Resources=[node.id], Tags=[{"Key": HOURS, "Value": str(hours)}])
 
     if way.dry_run:

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Runs on a node as root, at its start: a timer ends the node when no process of the user has run for MINUTES. A job, a login,
-# a copy or a program of the user counts; the watcher of this tool does not.
+# Runs on a node as root, at its start: a timer ends the node when no process of the user has run for MINUTES. Jobs, logins,
+# copies and programs of the user count; the watcher of this tool does not count.
 #
 #   end_when_idle.sh USER MINUTES
 cat >/usr/local/sbin/psnode-idle <<'EOF'

@@ -31,7 +31,7 @@ def shown(value: Any) -> str:
 
 
 def spelled(setting: Setting) -> Any:
-    """Return the default of a setting, as its word if it has one."""
+    """Return the default of a setting, or the word that stands for it, if there is one."""
     return next((word for word, value in setting.rules.words.items() if value == setting.default), setting.default)
 
 

@@ -9,11 +9,11 @@ from psnode_ec2.cluster import counted
 from psnode_ec2.ec2_errors import SettingsError
 from psnode_ec2.settings import Settings
 
-_STOP_SECONDS = 120  # from the stop signal to the end: enough for a checkpoint
+_STOP_SECONDS = 120  # seconds from the stop signal to the end, enough for a checkpoint
 
 
 def skypilot(settings: Settings, words: Sequence[str]) -> str:
-    """Return the SkyPilot task of the job `psnode WORDS...`. Raises SettingsError if the command is not training."""
+    """Return the SkyPilot task of the job `psnode WORDS...`. Raises SettingsError if the command is not a training."""
     if not words or words[0] != "train":
         raise SettingsError("export needs a training command: export skypilot -- train --train-dir runs/first")
     setup = "scripts/pre_run.sh .\n"
@@ -42,7 +42,7 @@ run: |
 
 
 def train_dir(words: Sequence[str]) -> str:
-    """Return the --train-dir of a command. Raises SettingsError if it has none: the job could not be resumed."""
+    """Return the --train-dir of a command. Raises SettingsError if it has none, since the job could not be resumed."""
     for index, word in enumerate(words):
         if word == "--train-dir" and index + 1 < len(words):
             return words[index + 1]

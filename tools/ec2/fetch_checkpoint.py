@@ -1,4 +1,4 @@
-"""Checkpoints that a shutdown keeps: the newest on the nodes, with the records of its run, fetched before the nodes end."""
+"""The checkpoint that a shutdown keeps: the newest one, which is fetched with the records of its run before the nodes end."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ _TWO_MINUTES = 120  # seconds for the job's last checkpoint
 
 
 def keep(cluster: Cluster, settings: Settings, nodes: Sequence[Node]) -> str:
-    """Stop the job, fetch the newest checkpoint on the master, and return a line that says where it lies.
+    """Stop the job, fetch the newest checkpoint on the master, and return a line that says where it is.
 
-    Nothing is fetched and "" returned if no training can have run: without a master, or if the master is starting or, soon after
-    its start, has not shown its host key. Raises KeepError if the checkpoint cannot be searched for or fetched.
+    If no training can have run, nothing is fetched, and "" is returned. This holds if there is no master, if the master is
+    starting, or if it has started recently and has not shown its host key yet. Raises KeepError if the search for the checkpoint
+    fails, or if it cannot be fetched.
     """
     masters = [node for node in nodes if node.role == "master" and node.state != "pending"]
     if not masters:
@@ -43,7 +44,10 @@ def keep(cluster: Cluster, settings: Settings, nodes: Sequence[Node]) -> str:
 
 @dataclass(frozen=True)
 class Fetched:
-    """A fetched checkpoint: its name, its run's folder on the master, and the local folder; None: no checkpoint was found."""
+    """A fetched checkpoint: its name, its run's folder on the master, and the local folder.
+
+    The local folder is None if no checkpoint was found.
+    """
 
     name: str = ""
     folder: str = ""
@@ -54,7 +58,10 @@ class Fetched:
 
 
 def fetched(cluster: Cluster, settings: Settings, master: Node) -> Fetched | None:
-    """Stop the job of `master` and fetch its newest checkpoint; None if no training can have run yet. Raises Ec2Error."""
+    """Stop the job of `master` and fetch its newest checkpoint. Raises Ec2Error.
+
+    Returns None if no training can have run yet.
+    """
     if master.state != "running":
         raise Ec2Error(f"{master.id} is {master.state}, with what it holds: start it in the console")
     if not master.address(settings.connect):
@@ -72,7 +79,10 @@ def fetched(cluster: Cluster, settings: Settings, master: Node) -> Fetched | Non
 
 
 def _below(folder: str) -> PurePosixPath:
-    """Return the place of a node's folder below a local one. Raises Ec2Error for an unsafe name: a node is not trusted."""
+    """Return the local place for a folder of a node, below a local folder.
+
+    Raises Ec2Error for an unsafe name, since a node is not trusted.
+    """
     parts = PurePosixPath(folder).parts
     if not folder.isprintable() or ".." in parts:
         raise Ec2Error(f"the master says that it lies in {folder!r}")

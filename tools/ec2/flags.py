@@ -1,4 +1,4 @@
-"""Settings as flags of every command, and the objects that the commands share."""
+"""Settings as flags of every command, and the objects that all commands share."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class CommandContext:
         return cluster_of(self.cloud, self.settings)
 
     def note(self, nodes: Sequence[Node]) -> list[LedgerEntry]:
-        """Record `nodes`, which EC2 shows now, in the ledger; return the nodes that have ended."""
+        """Record `nodes`, which EC2 shows now, in the ledger. Return the nodes that have ended."""
         cluster = self.cluster
         if self.cloud.dry_run:
             return []
@@ -52,7 +52,7 @@ class CommandContext:
         return [node for node in nodes if node.state in LIVE], self.note(nodes)
 
     def way(self, *, complete: bool = False) -> Access:
-        """Return the access to the running nodes, or to the complete cluster; wait for host keys that are not known yet."""
+        """Return the access to the running nodes, or to the complete cluster. Wait for host keys that are not known yet."""
         way = access(self.cluster, self.settings, complete=complete)
         if told := notice(way.nodes, datetime.datetime.now(datetime.UTC)):
             progress(told)
@@ -69,7 +69,7 @@ class CommandContext:
 
 
 def _say(line: str) -> None:
-    """Print a line of a dry run; on a terminal, fold it between words at the terminal's width."""
+    """Print a line of a dry run. On a terminal, fold the line between words at the terminal's width."""
     if sys.stdout.isatty():
         columns = shutil.get_terminal_size().columns
         line = textwrap.fill(line, columns, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
@@ -95,7 +95,7 @@ def command(
 ) -> Callable[[Callable[..., None]], None]:
     """Register a function of (session, ...) as a command with all settings as flags.
 
-    `needs_name`: require a cluster name; otherwise an unset name becomes psnode.
+    `needs_name`: True to require a cluster name; otherwise the default name is psnode.
     """
 
     def register(function: Callable[..., None]) -> None:

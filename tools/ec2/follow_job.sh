@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs on the master: prints a job's log; with "follow", until the job has ended, and exits with the job's code.
+# Runs on the master: prints a job's log. With "follow", it continues until the job has ended, and exits with the job's code.
 #
 #   follow_job.sh DIR JOB LINES follow|once
 set -euo pipefail

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs on a node: prints a tar of a file or a whole folder, or of the named entries of a folder.
+# Runs on a node: prints a tar archive of a file, of a whole folder, or of the named entries of a folder.
 #
 #   give.sh SOURCE [NAME...]
 set -euo pipefail
@@ -7,7 +7,7 @@ set -euo pipefail
     echo "$1 does not exist" >&2
     exit 1
 }
-# tar would follow a link to a folder that contains the link until the path is too long
+# if a link leads to a folder that contains the link, tar would follow it until the path is too long
 loop=$(LC_ALL=C find -L "$1" -type d 2>&1 >/dev/null | sed -n 's/^find: File system loop detected; .\(.*\). is part of .*/\1/p;T;q') || true
 [[ -z $loop ]] || {
     echo "$loop is a link back to a folder that it is in, so that a copy has no end: remove it" >&2
@@ -18,6 +18,6 @@ folder=$1 name=.
 what=("$name")
 [[ $# -eq 1 ]] || what=(--no-recursion . --recursion "${@:2}")
 code=0
-# code 1: a job wrote a file meanwhile
+# code 1: a job wrote to a file while tar read it
 tar -C "$folder" --dereference --hard-dereference --warning=no-file-changed -cf - "${what[@]}" || code=$?
 [[ $code -le 1 ]] || exit "$code"

@@ -1,4 +1,4 @@
-"""Host keys of the nodes, pinned by instance id, from the consoles on which the nodes printed them at their start.
+"""Host keys of the nodes, pinned by instance id. They come from the consoles, on which the nodes print them at their start.
 
 The console is read through EC2's API, so that an attacker between this machine and a node cannot substitute a key.
 """
@@ -18,7 +18,7 @@ from psnode_ec2.cluster import Cluster, Node, counted
 from psnode_ec2.ec2_errors import Ec2Error, HostKeyError, SettingsError
 from psnode_ec2.settings import Settings
 
-# the lines are cloud-init's; a console may add a time or a carriage return to every line
+# the lines come from cloud-init; a console may add a time or a carriage return to every line
 _BLOCK = re.compile(r"BEGIN SSH HOST KEY KEYS-+\s(.*?)-+END SSH HOST KEY KEYS", re.S)
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x00")
 _BETWEEN = re.compile(r"(?<=[A-Za-z0-9+/])\[ *\d+\.\d+\][^\r\n]*[\r\n]+")  # kernel output in the middle of a key
@@ -26,10 +26,10 @@ _KEY = re.compile(r"\b(ssh-ed25519|ecdsa-sha2-nistp(?:256|384|521)|ssh-rsa) ([A-
 
 
 def pin(cluster: Cluster, settings: Settings, nodes: Sequence[Node], *, patient: bool = True) -> Path:
-    """Return the path of a known_hosts file with the keys of all `nodes` by instance id; fetch the missing keys.
+    """Return the path of a known_hosts file with the keys of all `nodes` by instance id. Fetch missing keys.
 
-    A key in the file is never replaced: an instance keeps its keys for life. Raises HostKeyError if a console does not show the
-    keys within launch_deadline; without `patient`, after one look.
+    A key in the file is never replaced, since an instance keeps its keys for life. Raises HostKeyError if a console does not show
+    the keys within launch_deadline. If not `patient`, the console is read only once.
     """
     path = settings.state / "known_hosts"
     try:
@@ -59,26 +59,27 @@ def pin(cluster: Cluster, settings: Settings, nodes: Sequence[Node], *, patient:
 
 
 def console_keys(cluster: Cluster, node: Node) -> list[str]:
-    """Return the keys that `node` has printed, each as `TYPE BASE64`; empty if the console shows none yet.
+    """Return the keys that `node` has printed, each as `TYPE BASE64`; empty if the console shows no keys yet.
 
-    EC2 keeps the output of the start but shows it minutes later than the latest output, which in time no longer holds the keys.
+    EC2 keeps the output of the start, but shows it minutes later than the latest output. The latest output shows the keys early,
+    but no longer has them after some time.
     """
     try:
         keys = keys_in(cluster.cloud.ask("get_console_output", InstanceId=node.id, Latest=True).get("Output") or "")
     except SettingsError:
         raise
-    except Ec2Error:  # Xen instance types have no latest output
+    except Ec2Error:  # instance types with Xen have no latest output
         keys = []
     return keys or keys_in(cluster.cloud.ask("get_console_output", InstanceId=node.id).get("Output") or "")
 
 
 def keys_in(console: str) -> list[str]:
-    """Return the first keys in a console's output (text or base64): the start printed these before any user logged in.
+    """Return the first keys in a console's output (text or base64), which the start printed before any user could log in.
 
-    A key that other output has split is restored or left out: a wrong key would be pinned for good.
+    If other output has split a key, the key is restored or left out, since a wrong key would stay pinned.
     """
     if re.fullmatch(r"[A-Za-z0-9+/=\s]+", console):
-        with contextlib.suppress(ValueError):  # a plain word such as "login" matches too
+        with contextlib.suppress(ValueError):  # an ordinary word such as "login" matches too
             console = base64.b64decode(console).decode("utf-8", "replace")
     blocks = _BLOCK.findall(_ESCAPE.sub("", console))
     if not blocks:
@@ -103,7 +104,7 @@ def _is_whole(kind: str, text: str) -> bool:
 
 
 def pinned(path: Path) -> dict[str, list[str]]:
-    """Return the keys by instance id, without keys that an interrupted write has truncated."""
+    """Return the keys by instance id, except keys that an interrupted write has truncated."""
     found: dict[str, list[str]] = {}
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
         host, _, key = line.partition(" ")
@@ -114,7 +115,7 @@ def pinned(path: Path) -> dict[str, list[str]]:
 
 
 def keep_keys(path: Path, keys: dict[str, list[str]]) -> None:
-    """Append keys by instance id to the file, in whole lines. Raises SettingsError."""
+    """Append keys by instance id to the file, in whole lines. Raises SettingsError if the file cannot be written."""
     lines = [f"{host} {key}\n" for host, each in keys.items() for key in each]
     if lines:
         try:
@@ -129,6 +130,6 @@ def keep_keys(path: Path, keys: dict[str, list[str]]) -> None:
 
 
 def for_addresses(path: Path, nodes: Iterable[Node]) -> str:
-    """Return lines for a known_hosts file on the nodes, which know each other by private address."""
+    """Return lines for a known_hosts file on the nodes. The nodes know each other by private addresses."""
     keys = pinned(path)
     return "".join(f"{node.private_address} {key}\n" for node in nodes for key in keys[node.id])

@@ -1,4 +1,4 @@
-"""Image of the nodes, and the parameters of a RunInstances call."""
+"""The image of the nodes, and the parameters of a RunInstances call."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from psnode_ec2.ec2_errors import OthersError, SettingsError, SpentTokenError, T
 from psnode_ec2.places import Place
 from psnode_ec2.settings import Settings
 
-_UNSHOWN = 4  # tries to find the instances of another launch; if none appears, they ended more than an hour ago
-_LIVES = 100  # times that all nodes of a role may end and be replaced within the day for which EC2 remembers a token
+_UNSHOWN = 4  # tries to find the instances of another launch; if no instance appears, all ended more than an hour ago
+_LIVES = 100  # maximum replacements of all nodes of a role within a day, for which EC2 remembers a client token
 _PUBLISHERS = {
     "ubuntu": ("099720109477", "ubuntu/images/hvm-ssd*/ubuntu-*-server-*"),
     "deep-learning": ("amazon", "Deep Learning OSS Nvidia Driver AMI GPU PyTorch * (Ubuntu *)*"),
 }
-_LTS = re.compile(r"ubuntu-[a-z]+-(\d+)\.04-")  # Ubuntu's April releases; those of even years are LTS
+_LTS = re.compile(r"ubuntu-[a-z]+-(\d+)\.04-")  # Ubuntu's April releases; those in even years are LTS
 
 
 @dataclass(frozen=True)
 class Common:
-    """Settings that all nodes of a launch share. `launch` is the id by which the launch recognises its instances."""
+    """Settings that all nodes of a launch share. `launch`: the id by which the launch recognises its instances."""
 
     image: Image
     key: str
@@ -41,8 +41,9 @@ def start(
 ) -> set[str]:
     """Start exactly `count` nodes of `role` and return their ids, or raise.
 
-    A repeated call, made because the result of the first is unknown, returns the instances of the first. A call of another launch
-    with the same `moment` raises OthersError while such instances live. If they have ended, new ones are started.
+    If the call is repeated because its result is unknown, it returns the instances of the first call. If another launch has
+    started instances with the same `moment`, OthersError is raised while they live. If these instances have ended, new ones are
+    started.
     """
     for life in range(_LIVES):
         wanted = request(cluster, settings, common, place, role, count, (*moment, life))
@@ -64,10 +65,10 @@ def request(
 ) -> dict[str, Any]:
     """Return the parameters of RunInstances for exactly `count` nodes of `role`.
 
-    The client token is made from the cluster, the role, the place and `moment`. Of launches that see the same cluster, EC2 then
-    obeys one, even while it does not show the instances of this launch yet.
+    The client token is derived from the cluster, the role, the place and `moment`. So if several launches see the same cluster,
+    EC2 starts instances for only one of them, even while it does not show these instances yet.
     """
-    # all digits: not rounded up, and without exponent
+    # with all digits: not rounded up, and without an exponent
     limit = f"{settings.spot_price:.8f}".rstrip("0").rstrip(".") if settings.spot_price else ""
     wanted: dict[str, Any] = {
         "ImageId": common.image.id,
@@ -78,7 +79,7 @@ def request(
         "Placement": {"GroupName": common.placement} if common.placement else {},
         "InstanceInitiatedShutdownBehavior": "terminate",
         "UserData": user_data(settings, role),
-        # version 2 of the metadata service only, unreachable from containers one hop further
+        # only version 2 of the metadata service, which containers, one hop further away, cannot reach
         "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 1, "HttpEndpoint": "enabled"},
         "BlockDeviceMappings": [_root_volume(common.image, settings)],
         "TagSpecifications": [
@@ -99,7 +100,7 @@ def request(
 
 
 def _lives(cluster: Cluster, token: str) -> bool:
-    """Return True if a node that was started with this client token lives."""
+    """Return True if a node that was started with this client token is alive."""
     for attempt in range(_UNSHOWN):
         found = cluster.cloud.ask("describe_instances", Filters=[{"Name": "client-token", "Values": [token]}])
         if states := [each["State"]["Name"] for held in found.get("Reservations", []) for each in held["Instances"]]:
@@ -109,7 +110,7 @@ def _lives(cluster: Cluster, token: str) -> bool:
 
 
 def user_data(settings: Settings, role: str) -> str:
-    """Return the script that a node runs at its start: timers that end the node, and its bill, without its owner."""
+    """Return the script that a node runs at its start. It sets timers that end the node, and thus its costs."""
     parts = [("end_after.sh", str(60 * settings.max_hours))] if settings.max_hours else []
     if settings.idle_minutes and (role != "master" or settings.lasts):
         parts.append(("end_when_idle.sh", f"{settings.ssh_username} {settings.idle_minutes}"))
@@ -123,7 +124,7 @@ def _root_volume(image: Image, settings: Settings) -> dict[str, Any]:
 
 
 def _network(settings: Settings, common: Common, place: Place) -> dict[str, Any]:
-    gives = settings.connect == "public" and not place.maps  # request a public address if the subnet gives none
+    gives = settings.connect == "public" and not place.maps  # request a public address if the subnet assigns none
     if not settings.efa and not gives:
         return {"SubnetId": place.subnet, "SecurityGroupIds": [common.firewall]}
     card = {"DeviceIndex": 0, "SubnetId": place.subnet, "Groups": [common.firewall], "DeleteOnTermination": True}

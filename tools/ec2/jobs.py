@@ -20,21 +20,20 @@ from psnode_ec2.rank_placement import lines as ranks_by_node
 from psnode_ec2.remote import Access
 
 RUNS_ALREADY = "a job runs already"  # printed by start_job.sh
-_SERVERS = "sharded:servers="  # in a value of --topology
-_TWO_MINUTES = 110  # seconds from an interruption notice to the end of a node, less the delay of noticing it
+_SERVERS = "sharded:servers="  # part of a value of --topology
+_TWO_MINUTES = 110  # seconds from an interruption notice to the end of a node, minus the delay until the notice is seen
 
 
 def over_all(command: Sequence[str]) -> bool:
-    """Return True for a command that runs on all nodes through `psnode launch`: training, or a program with a session."""
+    """Return True for a command that runs on all nodes through `psnode launch`: a training, or a program with a session."""
     return bool(command) and (command[0] == "train" or command[0].endswith(".py"))
 
 
 def start(way: Access, command: Sequence[str], counts: Sequence[int], where: str = ".") -> str:
     """Start `psnode COMMAND...` and return the folder of the job, relative to remote_dir.
 
-    `train` and programs run on all nodes, with `counts` ranks on each; other commands run on the master alone.
-    `where`: the folder in remote_dir in which the command runs.
-    Raises SettingsError, RemoteError (code 2: a job runs already).
+    `train` and programs run on all nodes, with `counts` ranks on each; other commands run only on the master. `where`: the folder
+    in remote_dir in which the command runs. Raises SettingsError and RemoteError (code 2: a job runs already).
     """
     if not command:
         raise SettingsError("run needs a command: run -- train --network LeNet")
@@ -61,16 +60,19 @@ def start(way: Access, command: Sequence[str], counts: Sequence[int], where: str
 
 
 def _trust(command: Sequence[str]) -> list[str]:
-    """Return --trust-run for a resumed run: its record may name code, and its owner began the run on these nodes."""
+    """Return --trust-run for a resumed run.
+
+    The record of the run may name code, but its owner has already run this code on these nodes.
+    """
     said = any(word.partition("=")[0] in ("--task", "--trust-run", "--no-trust-run") for word in command)
     return ["--trust-run"] if "--resume" in command and not said else []
 
 
 def _mpi(way: Access, command: Sequence[str], counts: Sequence[int]) -> list[str]:
-    """Return arguments of mpirun that restrict TCP to the network of the nodes: an image may have other networks.
+    """Return arguments of mpirun that restrict TCP to the network of the nodes, since an image may have other networks.
 
-    Spares and further servers are additional to the ranks that numbered slots have room for, so with several ranks on a node
-    slots are oversubscribed.
+    Numbered slots have no room for spares and additional servers. So if there are several ranks on a node, slots are
+    oversubscribed.
     """
     words = []
     if not way.settings.efa:
@@ -81,7 +83,10 @@ def _mpi(way: Access, command: Sequence[str], counts: Sequence[int]) -> list[str
 
 
 def common_network(addresses: Sequence[str]) -> str:
-    """Return the smallest network that holds all `addresses`. From a list of addresses Open MPI would drop its peers'."""
+    """Return the smallest network that contains all `addresses`.
+
+    If Open MPI got a list of addresses instead, it would drop the addresses of other nodes.
+    """
     first, *rest = (ipaddress.ip_interface(address) for address in addresses)
     network = first.network
     while not all(each.ip in network for each in rest):
@@ -92,14 +97,14 @@ def common_network(addresses: Sequence[str]) -> str:
 def follow(way: Access, job: str = "jobs/last", lines: str = "+1", *, watching: bool = False) -> int:
     """Print the log of a job until it has ended, and return the job's exit code.
 
-    The first interrupt asks the job to end, and the log is followed further. The second interrupt, and with `watching` the first,
-    leaves the job running and returns 130.
+    The first interrupt asks the job to end, and the log is still followed. After a second interrupt, this function returns 130
+    and leaves the job running. With `watching`, the first interrupt does this already.
     """
     asked = watching
     while True:
         process = None
         try:
-            process = _follower(way, job, lines, "follow")  # lines, and an interrupt, may come before this call returns
+            process = _follower(way, job, lines, "follow")  # output and an interrupt may come before this call returns
             code = _ended(process, way)
         except KeyboardInterrupt:
             if process is not None:
@@ -119,7 +124,7 @@ def follow(way: Access, job: str = "jobs/last", lines: str = "+1", *, watching: 
 
 
 def _ended(process: subprocess.Popen[str], way: Access) -> int:
-    """Wait for `process` and return its code; print a notice an hour before the nodes end themselves."""
+    """Wait for `process` and return its code. Print a notice one hour before the nodes end themselves."""
     seconds = seconds_to_notice(way.nodes, datetime.datetime.now(datetime.UTC))
     if seconds:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -144,5 +149,5 @@ def _follower(way: Access, job: str, lines: str, how: str) -> subprocess.Popen[s
         click.echo(f"would run follow_job.sh on {way.master.name}: {shlex.join(words)}")
         return subprocess.Popen(["true"], text=True)
     with Path(__file__).with_name("follow_job.sh").open() as script:
-        # in a session of its own, so that an interrupt reaches this process alone
+        # in its own session, so that an interrupt reaches only this process
         return subprocess.Popen(way.line(way.master, shlex.join(words)), stdin=script, text=True, start_new_session=True)

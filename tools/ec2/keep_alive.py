@@ -1,8 +1,8 @@
 """Keeping a job alive: follow the job, and if its nodes are lost, complete the cluster and resume the job.
 
-The loop is bounded in several ways. A launch obeys max_instances and max_hourly_price, as always. Restarts are counted in a file
-that outlives this process. Nodes started later end no later than max_hours after the beginning. Three restarts without a newer
-checkpoint end the loop. Nothing is restarted after a user has stopped the job or ended nodes of its cluster.
+The loop is bounded in several ways. As always, a launch obeys max_instances and max_hourly_price. Restarts are counted in a file
+that outlives this process. Nodes that are started later end at most max_hours after the beginning. The loop ends after three
+restarts without a newer checkpoint. Nothing is restarted after a user has stopped the job or ended nodes of the cluster.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from psnode_ec2.ec2_errors import CapacityError, Ec2Error, GivenUpError, RemoteE
 from psnode_ec2.kept_job_record import Charge
 from psnode_ec2.settings import Settings
 
-FINAL = (0, 2, 4, 5, 130)  # success, or a failure that a restart would repeat
+FINAL = (0, 2, 4, 5, 130)  # success, or a failure that would recur after a restart
 _STOPPED = 75
-_FRUITLESS = 3  # restarts without a newer checkpoint
+_FRUITLESS = 3  # maximum restarts without a newer checkpoint
 
 
 class Work(Protocol):
-    """Actions of the loop on the cluster."""
+    """Actions on the cluster that the loop uses."""
 
     def follow(self, job: str) -> int | None:
-        """Return the exit code of the job after its end; None if the job is lost with its master."""
+        """Return the exit code of the job after its end; None if the job was lost together with its master."""
 
     def was_stopped(self) -> str:
-        """Return the reason if a user ended the job or its nodes, else an empty string."""
+        """Return the reason if a user ended the job or its nodes, otherwise an empty string."""
 
     def newest(self) -> str:
-        """Return the newest checkpoint from which the job can resume, "" if none is known."""
+        """Return the newest checkpoint from which the job can resume; "" if no checkpoint is known."""
 
     def leave(self, charge: Charge, *, everything: bool) -> None:
-        """Fetch the files that only these nodes hold, then end all nodes (`everything`) or those that EC2 wants back."""
+        """Fetch the files that exist only on these nodes. Then end all nodes if `everything`, else those that EC2 wants back."""
 
     def complete(self, charge: Charge, max_hours: int) -> None:
-        """Launch the missing nodes and set them up; new nodes end themselves after `max_hours`."""
+        """Launch the missing nodes and set them up. New nodes end themselves after `max_hours`."""
 
     def start(self, charge: Charge) -> str:
-        """Start the job, from its newest checkpoint if there is one, and return its folder."""
+        """Start the job, from its newest checkpoint if there is one, and return the folder of the job."""
 
 
 def _moment() -> datetime.datetime:
@@ -81,9 +81,9 @@ def _begin(charge: Charge, settings: Settings, work: Work) -> None:
 
 
 def _again(charge: Charge, settings: Settings, cloud: Cloud, work: Work, now: Callable[[], datetime.datetime]) -> None:
-    """Restart the job in the remaining attempts; each attempt counts, and is recorded before it begins."""
+    """Restart the job within the remaining attempts. Each attempt counts, and is recorded before it begins."""
     charge.job = ""
-    everything = False  # set if there was no room next to the remaining nodes: then leave these, too
+    everything = False  # True if there was no room next to the remaining nodes: then these end too
     for attempt in range(10**6):
         hours = charge.hours_left(settings, now())
         _may(charge, settings, hours)

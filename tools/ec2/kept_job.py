@@ -1,4 +1,4 @@
-"""`run --keep-alive`: begin a job that is kept alive, or continue with the one that an earlier process left."""
+"""`run --keep-alive`: begin a job that is kept alive, or continue with the job that an earlier process left."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from psnode_ec2.kept_job_record import Charge
 from psnode_ec2.reviving import Revival
 from psnode_ec2.worktree import pack
 
-RESTARTS = 5  # default
+RESTARTS = 5  # the default
 
 
 def run_kept(session: CommandContext, words: Sequence[str], sync: Path | None, restarts: int | None) -> int:
-    """Keep a job alive until it has ended, and return its code. Raises SettingsError, GivenUpError."""
+    """Keep a job alive until it has ended, and return its code. Raises SettingsError and GivenUpError."""
     settings = session.settings
     with record.held(settings):
         there = record.read(settings)
@@ -41,7 +41,7 @@ def run_kept(session: CommandContext, words: Sequence[str], sync: Path | None, r
 
 
 def begin(session: CommandContext, words: Sequence[str], restarts: int | None) -> Charge:
-    """Return the record of a new job, confirmed by the user. Raises SettingsError, DeclinedError."""
+    """Return the record of a new job that the user has confirmed. Raises SettingsError and DeclinedError."""
     settings = session.settings
     if not words:
         raise SettingsError("there is no job to go on with: run --keep-alive -- train --train-dir runs/first ...")

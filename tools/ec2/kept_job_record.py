@@ -1,4 +1,4 @@
-"""Record of a job that is kept alive: a file in state_dir, by which a later process of this tool continues with the job.
+"""The record of a job that is kept alive: a file in state_dir, with which a later process of this tool can continue the job.
 
 One process at a time holds the record. `shutdown` removes it, so that no node is started again.
 """
@@ -24,9 +24,11 @@ _FILE, _CODE, _LOCK = "keep-alive.json", "keep-alive.tar", "keep-alive.lock"
 
 @dataclasses.dataclass
 class Charge:
-    """The record. `words`: the command; `restarts`: the most allowed; `began`: the start in UTC; `job`: the running job, if any.
+    """The record of a job.
 
-    `steps`: the newest checkpoint before each restart; `brought`: the local folder of a checkpoint fetched from an ended node.
+    `words`: the command. `restarts`: the maximum number of restarts. `began`: the start in UTC. `job`: the running job, if any.
+    `steps`: the newest checkpoint before each restart. `brought`: the local folder of a checkpoint that was fetched from an ended
+    node.
     """
 
     words: list[str]
@@ -39,18 +41,18 @@ class Charge:
     brought: str = ""
 
     def hours_left(self, settings: Settings, now: datetime.datetime) -> int:
-        """Return the rest of max_hours, in whole hours rounded up, for nodes started now; 0 if max_hours are over."""
+        """Return the remaining hours of max_hours for new nodes, rounded up to whole hours; 0 if they are over."""
         gone = (now - datetime.datetime.fromisoformat(self.began)).total_seconds() / 3600
         return max(math.ceil(settings.max_hours - gone), 0)
 
 
 def code_of(settings: Settings) -> Path:
-    """Return the path of the archive of the user's code, packed when the job began."""
+    """Return the path of the archive of the user's code, which was packed when the job began."""
     return settings.state / _CODE
 
 
 def read(settings: Settings) -> Charge | None:
-    """Return the record, or None without a file. Raises SettingsError if the file cannot be read."""
+    """Return the record, or None if there is no file. Raises SettingsError if the file cannot be read."""
     path = settings.state / _FILE
     try:
         return Charge(**json.loads(path.read_bytes()))
@@ -61,7 +63,7 @@ def read(settings: Settings) -> Charge | None:
 
 
 def write(settings: Settings, charge: Charge) -> None:
-    """Replace the file atomically by `charge`. Raises SettingsError."""
+    """Replace the file atomically by a file with `charge`. Raises SettingsError."""
     path = settings.state / _FILE
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -80,7 +82,10 @@ def forget(settings: Settings) -> None:
 
 @contextlib.contextmanager
 def held(settings: Settings) -> Iterator[None]:
-    """Hold the lock that lets one process of this machine keep a job of the cluster alive. Raises SettingsError if taken."""
+    """Hold the lock with which only one process of this machine keeps a job of the cluster alive.
+
+    Raises SettingsError if it is taken.
+    """
     settings.state.mkdir(parents=True, exist_ok=True, mode=0o700)
     with (settings.state / _LOCK).open("w") as lock:
         try:

@@ -1,4 +1,4 @@
-"""The user's ssh key: the private half stays on this machine, EC2 gives the public half to the nodes."""
+"""The user's ssh key: the private half stays on this machine, and EC2 gives the public half to the nodes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from psnode_ec2.settings import Settings
 def public_key(keyfile: Path) -> str:
     """Return the public half of the private key in `keyfile`, in the form of authorized_keys.
 
-    Raises SettingsError, also for a key that other users may read, since ssh refuses it.
+    Raises SettingsError for an unusable key. ssh also refuses a key that other users may read.
     """
     remedy = "set path_to_keyfile, or make one: ssh-keygen -t ed25519"
     try:
@@ -65,9 +65,9 @@ def check_key(cluster: Cluster, settings: Settings, public: str, nodes: Sequence
 
 
 def ensure_key(cluster: Cluster, settings: Settings, public: str, launch: str) -> str:
-    """Return the name of the EC2 key pair: `key_name` if set, else that of this cluster's pair for `public`, made if missing.
+    """Return the name of the EC2 key pair: `key_name` if set, otherwise the cluster's key pair for `public`, made if missing.
 
-    Launches with different keys make a pair each, so that the nodes of a launch accept its key alone.
+    Launches with different keys make one key pair each, so that the nodes of a launch accept only the key of that launch.
     """
     if settings.key_name:
         return settings.key_name
@@ -90,5 +90,5 @@ def _key_pairs(cluster: Cluster) -> list[dict[str, Any]]:
 
 
 def _same(pair: dict[str, Any], public: str) -> bool:
-    """Return True if an EC2 key pair has the public key `public`, comments ignored, or if EC2 does not show its key."""
+    """Return True if an EC2 key pair has the public key `public`, ignoring comments, or if EC2 does not show the key."""
     return "PublicKey" not in pair or pair["PublicKey"].split()[:2] == public.split()[:2]

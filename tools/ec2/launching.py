@@ -1,4 +1,4 @@
-"""Launch: complete a cluster, or start one in a place with room; all reads come before the first change."""
+"""Launch: complete a cluster, or start one in a place with room. Everything is read before the first change."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from psnode_ec2.settings import Settings
 from psnode_ec2.starting_nodes import LaunchPlan, start_missing
 from psnode_ec2.wait_for_cluster import end_superfluous, wait
 
-_ROUNDS = 8  # plans of a launch while other launches change the same cluster
+_ROUNDS = 8  # maximum plans of a launch while other launches change the same cluster
 
 
 def launch(cluster: Cluster, settings: Settings, confirm: Callable[[str], None]) -> list[Node]:
-    """Bring the cluster to its size and wait until every node runs; `confirm` raises DeclinedError if the user declines.
+    """Bring the cluster to its size and wait until every node runs. `confirm` raises DeclinedError if the user declines.
 
-    All that is started carries the id of this launch, and the launch ends nothing else. If another launch changes the cluster
-    meanwhile, for example during the question to the user, a new plan is made and confirmed.
+    All started resources carry the id of this launch, and the launch ends no others. If another launch changes the cluster in the
+    meantime, for example during the question to the user, a new plan is made and confirmed.
     """
     mine, started = secrets.token_hex(8), set[str]()
     try:
@@ -56,7 +56,10 @@ def _once(cluster: Cluster, settings: Settings, confirm: Callable[[str], None], 
 
 
 def require(cloud: Cloud, settings: Settings) -> None:
-    """Raise SettingsError if the key, the region or the credentials are missing; the message names them. Makes no call."""
+    """Raise SettingsError if the key, the region or the credentials are missing. The message names all that are missing.
+
+    No call to AWS is made.
+    """
     _together(lambda: public_key(settings.keyfile), lambda: cloud.region)
 
 

@@ -1,6 +1,6 @@
-"""Ledger of the nodes seen by commands on this machine; `cost` needs it, since EC2 forgets a node an hour after its end.
+"""The ledger of the nodes that commands on this machine have seen. `cost` needs it: EC2 forgets a node an hour after its end.
 
-The ledger is a JSON file in state_dir, for `cost` alone: the tags tell which resources exist and who owns them.
+The ledger is a JSON file in state_dir, and only `cost` uses it. The tags state which resources exist, and who owns them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FILE = "nodes.json"
 
 @dataclass(frozen=True)
 class LedgerEntry:
-    """A node. `ended`: the first time at which a command found it ended, in UTC; "" while it lives."""
+    """A node. `ended`: the first time at which a command found that the node had ended, in UTC; "" while it lives."""
 
     id: str
     name: str
@@ -38,15 +38,16 @@ class LedgerEntry:
     ended: str = ""
 
     def hours(self, now: datetime.datetime) -> float:
-        """Return the most hours that the node has lived: until it was found ended, or had to end itself."""
+        """Return the most hours that the node can have lived: until it was found ended, or had to end itself."""
         last = min(datetime.datetime.fromisoformat(text) for text in (self.ended, self.ends, now.isoformat()) if text)
         return max((last - datetime.datetime.fromisoformat(self.launched)).total_seconds() / 3600, 0.0)
 
 
 def note(settings: Settings, region: str, owner: str, nodes: Sequence[Node], now: datetime.datetime) -> list[LedgerEntry]:
-    """Record `nodes`, all nodes of the cluster that EC2 shows now, ended ones too; return the ended entries, oldest first.
+    """Record `nodes`, and return the ended entries, oldest first.
 
-    A file that cannot be read counts as empty; one that cannot be written is left as it is.
+    `nodes`: all nodes of the cluster that EC2 shows now, including ended ones. A file that cannot be read counts as empty. A file
+    that cannot be written is left as it is.
     """
     live = {node.id for node in nodes if node.state in LIVE}
     with _opened(settings.state / _FILE) as entries:
@@ -66,7 +67,7 @@ def note(settings: Settings, region: str, owner: str, nodes: Sequence[Node], now
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[dict[str, LedgerEntry]]:
-    """Yield the entries of the file by id, and write them back afterwards; a lock admits one command at a time."""
+    """Yield the entries of the file by id, and write them back at exit. A lock admits one command at a time."""
     with contextlib.ExitStack() as stack:
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -1,4 +1,4 @@
-"""Clusters of an account in all regions, and notes for a shutdown: nodes of other owners or regions, lasting volumes."""
+"""Clusters of an account in all regions, and notes for a shutdown: nodes of other owners or regions, and volumes that remain."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from psnode_ec2.end_times import first_end
 from psnode_ec2.resources import volumes_of
 from psnode_ec2.tags import CLUSTER, OWNER, tags_of
 
-_AT_ONCE = 16  # regions
+_AT_ONCE = 16  # simultaneous calls, one for each region
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class Listed:
-    """A cluster with live nodes: their numbers by state and by type, the first start and the first end, in UTC."""
+    """A cluster with live nodes: their numbers by state and by type, and the first start and first end in UTC."""
 
     region: str
     cluster: str
@@ -86,7 +86,7 @@ def _listed(region: str, name: str, owner: str, instances: Sequence[Mapping[str,
 
 
 def over_regions(cloud: Cloud, work: Callable[[Cloud], Result]) -> list[Result]:
-    """Apply `work` in the cloud's own region, then in all others concurrently. Raises Ec2Error if no list of regions comes."""
+    """Apply `work` in the cloud's own region, and then in all others concurrently. Raises Ec2Error without a list of regions."""
     regions = [each["RegionName"] for each in cloud.ask("describe_regions")["Regions"]]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         others = pool.map(lambda region: work(cloud.in_region(region)), sorted(set(regions) - {cloud.region}))
@@ -94,7 +94,7 @@ def over_regions(cloud: Cloud, work: Callable[[Cloud], Result]) -> list[Result]:
 
 
 def other_nodes(cluster: Cluster) -> list[str]:
-    """Return a line for each other owner or region with nodes of clusters of this name, and for each region without an answer."""
+    """Return a line for each other owner or region with nodes of a cluster with this name, and for each silent region."""
     here = cluster.cloud.region
 
     def look(cloud: Cloud) -> list[str]:

@@ -1,4 +1,4 @@
 #!/usr/bin/env bash
-# Runs on every node: makes the folder that holds everything of psnode.
+# Runs on every node: makes the folder for all files of psnode.
 set -euo pipefail
 mkdir -p "$1/jobs"

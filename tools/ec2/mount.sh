@@ -29,7 +29,7 @@ if mountpoint -q "$directory" && [[ $(findmnt -n -o SOURCE --mountpoint "$direct
     as_root umount "$directory"
 fi
 mountpoint -q "$directory" || as_root mount "$directory"
-# an unused export belongs to root: give it to the user, who alone may write to it
+# an unused export belongs to root: give it to the user, so that only the user may write to it
 if [[ ! -w $directory && -z $(ls -A "$directory") ]]; then
     as_root chown "$(id -u):$(id -g)" "$directory"
     as_root chmod 755 "$directory"

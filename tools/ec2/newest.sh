@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs on the master: asks a running job to write a checkpoint and end, waits for it, and prints the place of the newest
-# checkpoint in the home directory and in DIR: the folder of its run, then the files and folders to fetch; nothing if there is no
+# Runs on the master: asks a running job to write a checkpoint and end, waits for its end, and finds the newest checkpoint in the
+# home directory and in DIR. Prints the folder of its run, and then the files and folders to fetch; prints nothing if there is no
 # checkpoint.
 #
 #   newest.sh DIR SECONDS   SECONDS: the longest wait
@@ -14,7 +14,7 @@ fi
 folders=(.)
 here=$(pwd -P)
 cd
-# DIR may be on another disk of the node; a directory that a server shares does not end with the node
+# DIR may be on another disk of the node; a directory shared by a server outlives the node
 if [[ $here/ != "$(pwd -P)"/* && $(stat -f -c %T "$here") != nfs* ]]; then
     folders+=("$here")
 fi

@@ -66,7 +66,7 @@ def _run(
     restarts: int | None,
     words: tuple[str, ...],
 ) -> None:
-    """Run psnode (`run -- train ...`) or a program with a session on all nodes, and any other command on the master alone.
+    """Run psnode (`run -- train ...`) or a program with a session on all nodes, and any other command only on the master.
 
     Exits with the code of the command.
     """
@@ -103,7 +103,7 @@ def _run(
 
 
 def _end(session: CommandContext, code: int, shutdown: bool) -> NoReturn:
-    """Exit with the job's code, after ending the cluster if `shutdown`; not if the job runs on (130) or was refused (2)."""
+    """Exit with the job's code. With `shutdown`, end the cluster first, unless the job still runs (130) or was refused (2)."""
     if shutdown and code not in (_REFUSED, _INTERRUPTED):
         from psnode_ec2.shutdown import close
 
@@ -126,7 +126,7 @@ def _logs(session: CommandContext, follow: bool, lines: int) -> None:
 
 
 def _ssh(session: CommandContext, node: str, words: tuple[str, ...]) -> None:
-    """Log in to a node, or run a command on it: `ssh -- uptime`; on several nodes one after the other."""
+    """Log in to a node, or run a command on it: `ssh -- uptime`. Several nodes run the command one after another."""
     way = session.way()
     chosen = way.choose(node)
     if len(chosen) > 1 and not words:
@@ -137,7 +137,7 @@ def _ssh(session: CommandContext, node: str, words: tuple[str, ...]) -> None:
 
 def _one(way: Access, index: int, words: tuple[str, ...]) -> int:
     node = way.nodes[index]
-    # as in ssh, a single word is a line for the node's shell; several words are quoted
+    # as in ssh, a single word is a line for the node's shell; several words are quoted first
     line = words[0] if len(words) == 1 else shlex.join(words)
     full = way.line(node, line, terminal=sys.stdin.isatty() and sys.stdout.isatty())
     if way.dry_run:
@@ -147,7 +147,8 @@ def _one(way: Access, index: int, words: tuple[str, ...]) -> int:
 
 
 def _put(session: CommandContext, node: str, local: Path, remote: str) -> None:
-    """Copy a file or a folder to nodes. REMOTE is relative to the home directory; a folder becomes it, or goes into REMOTE/."""
+    """Copy a file or a folder to nodes. REMOTE is relative to the home directory. A folder becomes REMOTE, or goes into
+    REMOTE/."""
     if not local.exists():
         raise SettingsError(f"{local} does not exist: name a file or a folder")
     way = session.way()
@@ -155,7 +156,8 @@ def _put(session: CommandContext, node: str, local: Path, remote: str) -> None:
 
 
 def _get(session: CommandContext, node: str, remote: str, local: str) -> None:
-    """Copy a file or a folder from a node. A folder becomes LOCAL, or goes into LOCAL/; from several nodes to LOCAL/NODE/."""
+    """Copy a file or a folder from a node. A folder becomes LOCAL, or goes into LOCAL/. Copies from several nodes go to
+    LOCAL/NODE/."""
     way = session.way()
     chosen = way.choose(node)
     for each in chosen:

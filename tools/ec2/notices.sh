@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs on a spot node: prints the kinds of notices that EC2 has given the node, one a line.
+# Runs on a spot node: prints the kinds of the notices that EC2 has given the node, one per line.
 #
 #   notices.sh DIR
 set -euo pipefail

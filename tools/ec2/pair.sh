@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs on the master: makes a key pair for this cluster alone, on the node that uses it. Prints the public half.
+# Runs on the master: makes a key pair only for this cluster, on the node that uses it. Prints the public half.
 set -euo pipefail
 umask 077
 mkdir -p ~/.ssh

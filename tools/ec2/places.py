@@ -1,4 +1,4 @@
-"""Places for the cluster: zones with a subnet that offer the instance types, in the order of trial."""
+"""Places for the cluster: zones that have a subnet and offer the instance types, in the order in which they are tried."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DAY = datetime.timedelta(days=1)
 
 @dataclass(frozen=True)
 class Place:
-    """A zone, its subnet, and the instance types to start in it. `maps`: the subnet assigns public addresses by itself."""
+    """A zone, its subnet, and the instance types to start in it. `maps`: True if the subnet itself assigns public addresses."""
 
     zone: str
     subnet: str
@@ -43,7 +43,7 @@ def architecture_of(cloud: Cloud, types: Sequence[str]) -> str:
 
 
 def places(cloud: Cloud, settings: Settings, only: str = "") -> list[Place]:
-    """Return the places to try, best first; with `only`, those in this zone. Raises NotOfferedError and SettingsError."""
+    """Return the places to try, best first; with `only`, only those in this zone. Raises NotOfferedError and SettingsError."""
     subnets = _subnets(cloud, settings)
     wanted = [only] if only else [zone for zone in (settings.availability_zone, *settings.fallback_zones) if zone]
     if unknown := [zone for zone in wanted if zone not in subnets]:
@@ -95,10 +95,10 @@ def _offers(cloud: Cloud, types: set[str]) -> set[tuple[str, str]]:
 
 
 def by_market(cloud: Cloud, settings: Settings, places: Sequence[Place]) -> list[Place]:
-    """Return `places` in the order of place_order; places without data from EC2 come last, in the given order.
+    """Return `places` in the order of place_order. Places without data from EC2 come last, in the given order.
 
-    The price is that of an hour of the whole cluster at each type's highest price of the last 24 hours, so that short dips do
-    not count. The score, from 1 to 10, rates the chance of room for the nodes in the zone, if EC2 gives one.
+    The price of a place is that of the whole cluster for an hour, at each type's highest price of the last 24 hours, so that
+    short dips do not count. The score, from 1 to 10, rates the chance that the zone has room for the nodes, if EC2 gives a score.
     """
     if settings.place_order == "given" or len(places) < 2:
         return list(places)

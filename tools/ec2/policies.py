@@ -9,7 +9,7 @@ from psnode_ec2.ec2_errors import SettingsError
 from psnode_ec2.settings import Settings
 from psnode_ec2.tags import CLUSTER
 
-# calls on resources that carry the cluster's tag already
+# calls on resources that already carry the cluster's tag
 _OWN = (
     "AuthorizeSecurityGroupEgress", "AuthorizeSecurityGroupIngress", "DeleteKeyPair", "DeletePlacementGroup",
     "DeleteSecurityGroup", "RevokeSecurityGroupIngress", "TerminateInstances",
@@ -24,7 +24,10 @@ _READING = (
 
 
 def policy(kind: str, settings: Settings) -> str:
-    """Return JSON for `aws iam`: iam-policy of the nodes' role, iam-trust of the service that may take the role, or iam-user."""
+    """Return a policy as JSON for `aws iam`: iam-policy, iam-trust or iam-user.
+
+    iam-policy is for the nodes' role, iam-trust for the service that may take this role, and iam-user for users of this tool.
+    """
     made = {"iam-policy": _nodes, "iam-trust": _trust, "iam-user": _user}[kind](settings)
     return to_json({"Version": "2012-10-17", "Statement": made}, indent=2) + "\n"
 

@@ -3,8 +3,8 @@
 #
 #   pre_run.sh [WHAT]   a wheel, a checkout, or a pip requirement, such as psnode==1.2 or git+https://HOST/psnode.git
 #                       [the checkout that this script is in]
-#   PSNODE_VENV         the virtual environment [~/psnode/.venv]; an existing one is used as it is
-#   PSNODE_MPI          wheel: Open MPI's wheel; system: the one on the PATH, or the one that EFA's installer brings [wheel]
+#   PSNODE_VENV         the virtual environment [~/psnode/.venv]; if it exists, it is used unchanged
+#   PSNODE_MPI          wheel: Open MPI's wheel; system: the MPI on the PATH, or the MPI of EFA's installer [wheel]
 #   PSNODE_EXTRAS       further extras of psnode, separated by commas [none]
 #   PSNODE_CONSTRAINTS  a constraints file for pip
 set -euo pipefail
@@ -34,7 +34,7 @@ is_new() {
     "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null </dev/null
 }
 
-# requirement WHAT: with the extras that psnode needs here
+# requirement WHAT: print WHAT with the extras that psnode needs on this node
 requirement() {
     local named='^([A-Za-z0-9._-]+)[[:space:]]*(\[([^]]*)\])?[[:space:]]*([@=<>!~].*)?$'
     if [[ $1 =~ $named ]]; then
@@ -57,7 +57,7 @@ find_python() {
 }
 
 mkdir -p "$(dirname "$venv")"
-# one process at a time: an interrupted one may still be at work here
+# one process at a time: an interrupted process may still be at work on this node
 exec 9>"$venv.lock"
 flock 9
 if [[ ! -x $venv/bin/python ]]; then

@@ -36,7 +36,7 @@ _FORWARDED = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL")
 
 
 def prepare(way: Access, package: str) -> None:
-    """Bring all nodes to the state that `run` needs; safe to repeat. `package` is a result of `package_of`.
+    """Bring all nodes to the state that `run` needs. This is safe to repeat. `package` is a result of `package_of`.
 
     Raises RemoteError with the message of the first node that fails.
     """
@@ -63,9 +63,9 @@ def prepare(way: Access, package: str) -> None:
 
 
 def install(way: Access, what: str, constraints: Path | None) -> str:
-    """Install the package `what` on all nodes in the versions that `constraints` allow; return psnode's version.
+    """Install the package `what` on all nodes, with the versions that `constraints` allow. Return psnode's version.
 
-    If some nodes have psnode already, new nodes get the versions of these.
+    If some nodes have psnode already, new nodes get the same versions of all packages.
     """
     before = way.everywhere(way.nodes, "versions.sh", way.settings.venv)
     ready = [node for node, text in zip(way.nodes, before, strict=True) if text]
@@ -93,9 +93,9 @@ def _install(way: Access, nodes: Sequence[Node], what: str, constraints: Path | 
 
 
 def without_secrets(package: str) -> tuple[str, dict[str, str]]:
-    """Return `package` without user, password or token in its URL, and the variables by which git sends these.
+    """Return `package` without user, password or token in its URL, and the variables with which git sends these.
 
-    Any user of a machine may read the command lines of pip and git, but not their environment. Raises SettingsError for a URL
+    All users of a machine can read the command lines of pip and git, but not their environment. Raises SettingsError for a URL
     with a secret that pip fetches without git, since pip has no such variables.
     """
     found = _SECRET.search(package)
@@ -115,9 +115,10 @@ def without_secrets(package: str) -> tuple[str, dict[str, str]]:
 
 
 def constraints_of(settings: Settings) -> Path | None:
-    """Return the constraints file of pip: the configured file, or that of the checkout from which psnode will be installed.
+    """Return the constraints file for pip: the configured one, otherwise that of the checkout from which psnode will be
+    installed.
 
-    None if there is neither. Raises SettingsError if the configured file does not exist.
+    Returns None if there is neither file. Raises SettingsError if the configured file does not exist.
     """
     if settings.constraints:
         path = settings.constraints.expanduser()
@@ -131,10 +132,10 @@ def constraints_of(settings: Settings) -> Path | None:
 
 
 def version() -> str:
-    """Return the version of this tool, which is psnode's."""
+    """Return the version of this tool, which equals psnode's version."""
     try:
         return importlib.metadata.version("psnode")
-    except importlib.metadata.PackageNotFoundError:  # run from a checkout that is not installed
+    except importlib.metadata.PackageNotFoundError:  # the tool runs from a checkout that is not installed
         text = (_CHECKOUT / "psnode" / "__init__.py").read_text()
         return str(re.findall(r'^__version__ = "(.+)"$', text, re.M)[0])
 
@@ -143,7 +144,7 @@ def version() -> str:
 def package_of(package: str, *, dry_run: bool) -> Iterator[str]:
     """Yield the package to install: a wheel on this machine, built if `package` is a folder, or a pip requirement unchanged.
 
-    The default is the checkout with this file, or, if this tool is installed, psnode of the same version.
+    The default is the checkout that contains this file or, if this tool is installed, psnode in the same version.
     """
     if not package and not (_CHECKOUT / "setup.cfg").is_file():
         package = f"psnode=={version()}"
@@ -166,7 +167,7 @@ def package_of(package: str, *, dry_run: bool) -> Iterator[str]:
 
 
 def is_path(package: str) -> bool:
-    """Return True if `package` is a local path, which no requirement looks like: ., a/b, or a.whl, and no URL."""
+    """Return True if `package` is a local path: ., a/b, or a.whl, but no URL. No requirement has this form."""
     return "://" not in package and (package in (".", "..", "~") or "/" in package or package.endswith(".whl"))
 
 
@@ -183,7 +184,7 @@ def _build(checkout: Path, folder: Path) -> Path:
             shutil.copy(source, target)
     progress("building a wheel")
     line = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(folder / "dist"), str(folder / "source")]
-    # an unchanged checkout gives the same wheel, byte for byte, so that nodes with this wheel need no installation
+    # an unchanged checkout gives the same wheel, byte for byte; nodes that have this wheel need no installation
     env = {**os.environ, "SOURCE_DATE_EPOCH": str(_EPOCH)}
     done = subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=env)
     wheels = sorted((folder / "dist").glob("*.whl"))

@@ -13,7 +13,7 @@ from psnode_ec2.cluster import Node
 from psnode_ec2.ec2_errors import SettingsError
 from psnode_ec2.settings import AUTO, Settings
 
-ALIAS = "deeplearning-worker"  # followed by the number of the line; the master is number 1
+ALIAS = "deeplearning-worker"  # followed by the number of the line; the master has number 1
 
 
 def slots(cloud: Cloud, settings: Settings, nodes: Sequence[Node]) -> list[int]:
@@ -33,7 +33,10 @@ def slots(cloud: Cloud, settings: Settings, nodes: Sequence[Node]) -> list[int]:
 
 
 def lines(nodes: Sequence[Node], counts: Sequence[int]) -> list[str]:
-    """Return a hostfile line for each node with ranks; without slots if each node has one rank, which leaves room for spares."""
+    """Return a hostfile line for each node with ranks.
+
+    If each node has one rank, the lines have no slots, which leaves room for spares.
+    """
     if all(count == 1 for count in counts):
         return [node.private_address for node in nodes]
     return [f"{node.private_address} slots={count}" for node, count in zip(nodes, counts, strict=True) if count]
@@ -54,7 +57,7 @@ def host_files(nodes: Sequence[Node], counts: Sequence[int]) -> dict[str, str]:
 
     hosts_address  private addresses, the master's first: for `psnode launch --hostfile`
     hosts          lines for /etc/hosts
-    hostfile       the addresses with their ranks as slots: for mpirun, and for `psnode launch --hostfile` with several on a node
+    hostfile       the addresses with their ranks as slots: for mpirun, and for `psnode launch --hostfile` with several per node
     """
     addresses = [node.private_address for node in nodes]
     return {

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs on a node: unpacks, from standard input, a tar of a file or of the contents of a folder.
+# Runs on a node: unpacks a tar archive from standard input, with a file or the contents of a folder.
 #
-#   receive.sh TARGET NAME file|folder   If TARGET is empty, ., .. or ends with a slash, the result is TARGET/NAME; so it is for a
+#   receive.sh TARGET NAME file|folder   If TARGET is empty, ., .. or ends with a slash, the result is TARGET/NAME; the same for a
 #                                        file if TARGET is a folder
 set -euo pipefail
 target=$1 name=$2 kind=$3

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs on a node: unpacks, from standard input, a tar of the user's code into DIR/CODE. Files of an earlier tar that this one
-# lacks are deleted; all others, such as the files that jobs have written, stay.
+# Runs on a node: unpacks a tar archive of the user's code from standard input into DIR/CODE. Files of an earlier archive that are
+# not in the new one are deleted. All other files, such as those that jobs have written, stay.
 #
 #   receive_code.sh DIR CODE
 set -euo pipefail
@@ -21,7 +21,7 @@ mkdir -p "$2"
 if [[ -f $2.list ]]; then
     (cd "$2" && LC_ALL=C comm -z -23 "../$2.list" "../$new.list" | xargs -0 -r rm -f --)
 fi
-# names that were files and are folders now, or the other way round
+# names that were files and are folders now, or vice versa
 (cd "$new" && find . -mindepth 1 -type d -print0) | (cd "$2" && while IFS= read -r -d '' name; do
     [[ -d $name && ! -L $name ]] || rm -f -- "$name"
 done)

@@ -36,7 +36,7 @@ class Children:
         self._interrupted = False
 
     def map(self, work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-        """Apply `work` to all items concurrently. The first error is raised after all have ended; an interrupt ends them."""
+        """Apply `work` to all items concurrently. The first error is raised when all calls have ended; an interrupt ends them."""
         pool = ThreadPoolExecutor(_AT_ONCE)
         try:
             return [future.result() for future in [pool.submit(work, item) for item in items]]
@@ -58,7 +58,7 @@ class Children:
 
     @contextmanager
     def started(self, line: Sequence[str], **how: Any) -> Iterator[subprocess.Popen[Any]]:
-        """Start a process, which has ended when the context exits. Raises KeyboardInterrupt if `map` was interrupted."""
+        """Start a process and wait for its end when the context exits. Raises KeyboardInterrupt if `map` was interrupted."""
         with self._lock:
             if self._interrupted:
                 raise KeyboardInterrupt
@@ -77,7 +77,7 @@ class Children:
 
 @dataclass(frozen=True)
 class Access:
-    """Access to the nodes of a cluster. With `dry_run` nothing is run on a node; commands are printed."""
+    """Access to the nodes of a cluster. With `dry_run`, commands are not run on nodes, but printed."""
 
     settings: Settings
     nodes: list[Node]
@@ -98,7 +98,7 @@ class Access:
         return chosen
 
     def options(self, node: Node, *, batch: bool = True) -> list[str]:
-        """Return ssh options. The node must show the host key pinned for its instance id, whatever its address."""
+        """Return ssh options. The node must show the host key that is pinned for its instance id, whatever its address is."""
         values = {
             "IdentityFile": _quoted(self.settings.keyfile),
             "IdentitiesOnly": "yes",
@@ -120,7 +120,7 @@ class Access:
         return f"{self.settings.ssh_username}@{node.address(self.settings.connect)}"
 
     def line(self, node: Node, command: str, *, terminal: bool = False) -> list[str]:
-        """Return the ssh command line that runs `command` in the node's shell; "" logs in."""
+        """Return the ssh command line that runs `command` in the node's shell, or logs in if `command` is empty."""
         return [
             "ssh",
             *self.options(node, batch=not terminal),
@@ -132,8 +132,8 @@ class Access:
     def script(self, node: Node, name: str, *arguments: str, env: dict[str, str] | None = None) -> str:
         """Run the script `name` of this package on a node with bash, and return its output. Raises RemoteError.
 
-        Variables and arguments are sent by standard input: other users can read a command line, and its words are limited in
-        length.
+        Variables and arguments are sent through standard input, because other users can read a command line, and its words are
+        limited in length.
         """
         if self.dry_run:
             variables = "".join(f"{key}=... " for key in env or {})  # a value may be a secret
@@ -147,11 +147,11 @@ class Access:
         return done.stdout
 
     def everywhere(self, nodes: Sequence[Node], name: str, *arguments: str, env: dict[str, str] | None = None) -> list[str]:
-        """Run a script on several nodes concurrently; return its outputs. The first error is raised after all have ended."""
+        """Run a script on several nodes concurrently, and return its outputs. The first error is raised when all have ended."""
         return self.children.map(lambda node: self.script(node, name, *arguments, env=env), nodes)
 
     def reach(self) -> None:
-        """Wait until all nodes accept ssh. Raises HostKeyError, RemoteError, DeadlineError."""
+        """Wait until all nodes accept ssh. Raises HostKeyError, RemoteError and DeadlineError."""
         if self.dry_run:
             for node in self.nodes:
                 click.echo(f"would wait until this works: {shlex.join(self.line(node, 'true'))}")
@@ -178,7 +178,7 @@ class Access:
 def access(cluster: Cluster, settings: Settings, *, complete: bool = False) -> Access:
     """Return access to the running nodes, with their host keys pinned. With `complete`, the whole cluster must be running.
 
-    Raises NoClusterError, HostKeyError, SettingsError.
+    Raises NoClusterError, HostKeyError and SettingsError.
     """
     public_key(settings.keyfile)
     nodes = cluster.complete(settings.n_workers) if complete else cluster.running()
@@ -188,7 +188,7 @@ def access(cluster: Cluster, settings: Settings, *, complete: bool = False) -> A
 
 
 def _quoted(path: Path) -> str:
-    """Quote a path, which may contain spaces, for ssh's configuration."""
+    """Return a path, which may contain spaces, quoted for ssh's configuration."""
     text = str(path).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{text}"'
 

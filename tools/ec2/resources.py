@@ -1,4 +1,4 @@
-"""Resources of a cluster other than its nodes and its keys: a security group, a placement group, volumes."""
+"""Resources of a cluster other than its nodes and keys: a security group, a placement group, and volumes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from psnode_ec2.cluster import Cluster, Node
 from psnode_ec2.ec2_errors import AlreadyThereError, Ec2Error, SettingsError
 from psnode_ec2.settings import Settings
 
-_OWN_ADDRESS = "https://checkip.amazonaws.com"  # answers with the address of the request
-_MOST_VALUES = 200  # of one filter
+_OWN_ADDRESS = "https://checkip.amazonaws.com"  # answers with the address from which the request came
+_MOST_VALUES = 200  # maximum values of one filter
 
 
 def ensure_firewall(cluster: Cluster, settings: Settings, vpc: str, ssh_from: str, launch: str) -> str:
-    """Return the id of the cluster's security group, which admits port 22 from `ssh_from` and all traffic of members only."""
+    """Return the id of the cluster's security group. It admits port 22 from `ssh_from`, and all traffic between members."""
 
     def found() -> str | None:
         filters = [*cluster.filters(), {"Name": "vpc-id", "Values": [vpc]}]
@@ -40,14 +40,14 @@ def ensure_firewall(cluster: Cluster, settings: Settings, vpc: str, ssh_from: st
 
 
 def let_in(cluster: Cluster, settings: Settings, ssh_from: str) -> None:
-    """Open the cluster's security group, if there is one, to `ssh_from` alone: the owner's address may have changed."""
+    """Open the cluster's security group, if it exists, only to `ssh_from`, since the owner's address may have changed."""
     for group in cluster.cloud.ask("describe_security_groups", Filters=cluster.filters())["SecurityGroups"]:
         if cluster.owns(group):
             _settle_rules(cluster, settings, group["GroupId"], ssh_from)
 
 
 def _settle_rules(cluster: Cluster, settings: Settings, group: str, ssh_from: str) -> None:
-    """Bring the group's ingress to its rules by adding and removing the differences."""
+    """Change the group's ingress rules to the required ones, by adding and removing the differences."""
     cloud = cluster.cloud
     new = cloud.dry_run and group.startswith("(")
     there = {} if new else cloud.ask("describe_security_groups", GroupIds=[group])["SecurityGroups"][0]
@@ -60,7 +60,7 @@ def _settle_rules(cluster: Cluster, settings: Settings, group: str, ssh_from: st
                 cloud.change_shown(call, GroupId=group, IpPermissions=[_permission(*rule) for rule in sorted(rules)])
             except AlreadyThereError:  # added at the same time by another launch of the cluster
                 continue
-    # EFA needs an egress rule that names the group, in addition to the rule of every new group that all traffic may go out
+    # a new group has a rule that lets all traffic out; EFA also needs an egress rule that names the group
     members = ("-1", -1, -1, "UserIdGroupPairs", group)
     if settings.efa and members not in _rules(there.get("IpPermissionsEgress", [])):
         with contextlib.suppress(AlreadyThereError):
@@ -84,7 +84,7 @@ def _permission(protocol: str, first: int, last: int, family: str, value: str) -
 
 
 def ensure_placement(cluster: Cluster, launch: str) -> str:
-    """Return the name of the cluster's placement group, in which AWS puts instances on one fast network."""
+    """Return the name of the cluster's placement group. AWS puts the instances of such a group on one fast network."""
 
     def found() -> str | None:
         groups = cluster.cloud.ask("describe_placement_groups", Filters=cluster.filters())["PlacementGroups"]
@@ -98,7 +98,10 @@ def ensure_placement(cluster: Cluster, launch: str) -> str:
 
 
 def ensure(cluster: Cluster, kind: str, found: Callable[[], str | None], make: Callable[[], None]) -> str:
-    """Return the result of `found`, after `make` if needed. Raises SettingsError if a resource without our tags has the name."""
+    """Return the result of `found`, after calling `make` if needed.
+
+    Raises SettingsError if a resource without our tags has the same name.
+    """
     if (there := found()) is not None:
         return there
     taken = False
@@ -113,14 +116,14 @@ def ensure(cluster: Cluster, kind: str, found: Callable[[], str | None], make: C
             return f"({kind})"
         if taken and attempt:
             raise SettingsError(f"there is a {kind} {cluster.title} without this cluster's tags: choose another name")
-        cluster.cloud.pause(attempt)  # EC2 may not show a new group at once
+        cluster.cloud.pause(attempt)  # EC2 may not show a new group immediately
     raise Ec2Error(f"EC2 made the {kind} {cluster.title} but does not show it: run the command again")
 
 
 def own_range(cloud: Cloud, settings: Settings) -> str:
     """Return the range of addresses that may reach port 22. Raises SettingsError if this machine's address is unknown."""
     if settings.ssh_from != "auto":
-        return str(ipaddress.ip_network(settings.ssh_from))  # in EC2's notation
+        return str(ipaddress.ip_network(settings.ssh_from))  # convert to EC2's notation
     if cloud.dry_run:
         cloud.tell(f"call {_OWN_ADDRESS}")
     try:
@@ -135,7 +138,8 @@ def own_range(cloud: Cloud, settings: Settings) -> str:
 
 @dataclass(frozen=True)
 class Volume:
-    """An EBS volume. `node`: the instance that it is attached to, if any; `stays`: it does not end with this instance."""
+    """An EBS volume. `node`: the instance to which it is attached, if any. `stays`: True if it does not end with this
+    instance."""
 
     id: str
     kind: str  # gp3, io2, ...
@@ -146,7 +150,7 @@ class Volume:
 
 
 def volumes_of(cluster: Cluster, nodes: Sequence[Node]) -> list[Volume]:
-    """Return the volumes of the cluster and of `nodes`, sorted by id, without those being deleted."""
+    """Return the volumes of the cluster and of `nodes`, sorted by id, except those that are being deleted."""
     names = [node.id for node in nodes]
     parts = [names[first : first + _MOST_VALUES] for first in range(0, len(names), _MOST_VALUES)]
     filters = [cluster.filters(), *([{"Name": "attachment.instance-id", "Values": part}] for part in parts)]

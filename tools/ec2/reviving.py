@@ -1,4 +1,4 @@
-"""Actions of keeping a job alive, on EC2 and on the nodes: follow the job, leave nodes, complete the cluster, resume."""
+"""The actions that keep a job alive, on EC2 and on the nodes: follow the job, leave nodes, complete the cluster, and resume."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from psnode_ec2.settings import Settings
 from psnode_ec2.shutdown import end_nodes
 from psnode_ec2.worktree import CODE, put_code
 
-_LOOKS = 30  # about 20 minutes of tries while the master, or EC2, does not answer
-_BY_OWNER = "Client.UserInitiatedShutdown"  # EC2's reason for nodes that a user ended, rather than EC2 or the node itself
+_LOOKS = 30  # tries while the master or EC2 does not answer: about 20 minutes
+_BY_OWNER = "Client.UserInitiatedShutdown"  # EC2's reason for nodes that were ended by a user, and not by EC2 or themselves
 _INTERRUPTION, _REBALANCE = "spot/instance-action", "events/recommendations/rebalance"
 
 
 class Revival:
-    """The `Work` of `keep_alive` on a cluster. With `adopts`, a job that already runs is taken for the one to keep alive."""
+    """The `Work` of `keep_alive` on a cluster. With `adopts`, a job that already runs counts as the job to keep alive."""
 
     def __init__(self, cluster: Cluster, settings: Settings, words: Sequence[str], *, synced: bool, adopts: bool) -> None:
         self._cluster, self._settings, self._words = cluster, settings, list(words)
@@ -36,7 +36,7 @@ class Revival:
         self._seen = {node.id for node in cluster.nodes()}
 
     def follow(self, job: str) -> int | None:
-        """Follow the job, with new connections as long as EC2 shows a running master."""
+        """Follow the job. If the connection ends, connect again as long as EC2 shows a running master."""
         lines, self._job = "+1", job
         for attempt in range(_LOOKS):
             try:
@@ -50,7 +50,7 @@ class Revival:
         return None
 
     def was_stopped(self) -> str:
-        """Return the reason if `stop`, an interrupt or `shutdown` ended the job, or a user its nodes; else an empty string."""
+        """Return the reason if a user stopped or interrupted the job, or ended its nodes; otherwise an empty string."""
         gone = [node for node in self._cluster.nodes(ENDED) if node.id in self._seen]
         if on_purpose := [node for node in gone if node.reason == _BY_OWNER]:
             return f"somebody has ended {on_purpose[0].id} ({_BY_OWNER})"
@@ -65,7 +65,10 @@ class Revival:
         return self._script("newest_step.sh", self._settings.remote_dir, str(self._run))
 
     def leave(self, charge: Charge, *, everything: bool) -> None:
-        """Fetch the newest checkpoint of a master that stores none elsewhere, or wait for its uploads; then end the nodes."""
+        """End nodes after the newest checkpoint is safe.
+
+        If the master stores checkpoints elsewhere, wait for its uploads; otherwise fetch the newest checkpoint.
+        """
         live = [node for node in self._cluster.nodes() if node.state == "running"]
         wanted = [node for node in live if everything or (node.spot and self._is_wanted(node))]
         for node in wanted:
@@ -83,7 +86,7 @@ class Revival:
             end_nodes(self._cluster, ids)
 
     def complete(self, charge: Charge, max_hours: int) -> None:
-        """Launch the missing nodes under the caps of every launch, set them up, and bring code and checkpoint to them."""
+        """Launch the missing nodes within the usual caps, set them up, and copy the code and the checkpoint to them."""
         settings = dataclasses.replace(self._settings, max_hours=max_hours) if self._settings.max_hours else self._settings
         launch(self._cluster, settings, progress)
         way = access(self._cluster, self._settings, complete=True)
@@ -98,7 +101,7 @@ class Revival:
             checkpoint_sync.bring_back(way, self._words, self._where)
 
     def start(self, charge: Charge) -> str:
-        """Start the job on the code that is on the nodes, with --resume if there is a checkpoint."""
+        """Start the job with the code that is on the nodes, with --resume if there is a checkpoint."""
         way = access(self._cluster, self._settings, complete=True)
         self._seen |= {node.id for node in way.nodes}
         if charge.synced and not charge.used:
@@ -120,7 +123,7 @@ class Revival:
         return way.script(way.master, name, *words).strip()
 
     def _is_wanted(self, node: Node) -> bool:
-        """Return True if EC2 has told the node that it will be taken back."""
+        """Return True if EC2 has notified the node that it will be taken back."""
         way = self._way()
         try:
             told = way.script(node, "notices.sh", self._settings.remote_dir).split()

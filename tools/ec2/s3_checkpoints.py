@@ -1,11 +1,11 @@
-"""Program on the master, a file without other modules: keeps checkpoints of runs below DIR in a bucket, and restores them.
+"""Program on the master, in one file: it stores checkpoints of runs below DIR in a bucket, and restores them.
 
-The bucket has the layout of the disk. A checkpoint's manifest is written after its other files, then the run's records, then
-`latest`: a reader of `latest` finds all files that it names, even if the node is taken away during an upload. A checkpoint that
-the run has deleted is deleted in the bucket, too, once a newer one is complete. boto3 finds the credentials of the node's
-instance profile.
+The bucket has the same layout as the disk. The files of a checkpoint are written first, then its manifest, then the run's
+records, and `latest` at the end. So all files that `latest` names exist, even if the node is taken away during an upload. If the
+run has deleted a checkpoint, the checkpoint is also deleted in the bucket, once a newer one is complete. boto3 finds the
+credentials of the node's instance profile.
 
-    python s3_checkpoints.py keep DIR s3://BUCKET/PREFIX [SECONDS]    until no job runs and all is uploaded; looks every 5 s
+    python s3_checkpoints.py keep DIR s3://BUCKET/PREFIX [SECONDS]    until no job runs and all is uploaded; checks every 5 s
     python s3_checkpoints.py restore DIR s3://BUCKET/PREFIX RUN       prints the checkpoint's name if one was fetched
 """
 
@@ -27,7 +27,7 @@ from typing import Any
 _STEP = re.compile(r"step-\d{8,}")
 _MANIFEST = "manifest.json"
 _PASSED_BY = ("checkpoints", "jobs")
-_SLOWEST = 60.0  # the longest pause after a failed try, in seconds
+_SLOWEST = 60.0  # longest pause after a failed try, in seconds
 
 
 class ClusterPrefix:
@@ -41,7 +41,7 @@ class ClusterPrefix:
         self._client = boto3.client("s3")
 
     def names(self, below: str) -> list[str]:
-        """Return the names that begin with `below`, relative to the cluster's prefix, sorted."""
+        """Return the sorted names that begin with `below`, relative to the cluster's prefix."""
         pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._name, Prefix=self._prefix + below)
         return sorted(each["Key"].removeprefix(self._prefix) for page in pages for each in page.get("Contents", []))
 
@@ -63,7 +63,10 @@ class ClusterPrefix:
 
 
 def keep(root: Path, url: str, seconds: float) -> None:
-    """Upload every checkpoint after its publication, until no job runs and all are uploaded. One process at a time."""
+    """Upload every checkpoint after its publication, until no job runs and all are uploaded.
+
+    Only one process at a time does this.
+    """
     kept: dict[str, tuple[str, bytes]] = {}
     pause = seconds
     while True:
@@ -76,7 +79,7 @@ def keep(root: Path, url: str, seconds: float) -> None:
                 note(root, "everything is kept")
                 return
             pause = seconds
-        except Exception as error:  # of the network, the bucket or the credentials: any of them may pass
+        except Exception as error:  # an error of the network, the bucket or the credentials, which may all be temporary
             note(root, f"{type(error).__name__}: {' '.join(str(error).split())}")
             pause = min(2 * pause, _SLOWEST)
         time.sleep(pause)
@@ -91,7 +94,10 @@ def runs(root: Path) -> Iterator[str]:
 
 
 def bring_up(bucket: ClusterPrefix, root: Path, run: str, kept: dict[str, tuple[str, bytes]], *, over: bool) -> None:
-    """Upload a run's newest checkpoint unless the bucket has it, and with it, or when the job is `over`, the run's records."""
+    """Upload a run's newest checkpoint unless the bucket has it.
+
+    The records of the run are uploaded with the checkpoint, or when the job is `over`.
+    """
     folder = root / run
     step = (folder / "checkpoints" / "latest").read_text().strip()
     if not _STEP.fullmatch(step):
@@ -108,11 +114,11 @@ def bring_up(bucket: ClusterPrefix, root: Path, run: str, kept: dict[str, tuple[
         before = kept.get(run)
         if before != (step, manifest):
             for path in sorted(source.rglob("*")):
-                # of a checkpoint uploaded before, only the manifest can have changed
+                # if the checkpoint was uploaded before, only its manifest can have changed
                 if path.is_file() and path.name != _MANIFEST and (before is None or before[0] != step):
                     bucket.upload(f"{target}/{path.relative_to(source)}", path)
             bucket.write(f"{target}/{_MANIFEST}", manifest)
-    except FileNotFoundError:  # deleted by the run meanwhile: the next look finds a newer one
+    except FileNotFoundError:  # the run has just deleted the file: the next look finds a newer checkpoint
         return
     if before != (step, manifest) or over:
         for path in sorted(folder.iterdir()):
@@ -125,7 +131,7 @@ def bring_up(bucket: ClusterPrefix, root: Path, run: str, kept: dict[str, tuple[
 
 
 def clear(bucket: ClusterPrefix, folder: Path, run: str, newest: str) -> None:
-    """Delete the checkpoints that the run has deleted, the manifest of each first."""
+    """Delete the checkpoints that the run has deleted. The manifest of each checkpoint is deleted first."""
     names = [name for name in bucket.names(f"{run}/checkpoints/") if _STEP.fullmatch(step_of(name, run))]
     there = {path.name for path in (folder / "checkpoints").iterdir()}
     gone = [name for name in names if step_of(name, run) not in there | {newest}]
@@ -138,9 +144,9 @@ def step_of(name: str, run: str) -> str:
 
 
 def restore(root: Path, url: str, run: str) -> str:
-    """Fetch a run's newest checkpoint and records; return the checkpoint's name, or "" if the local copy is as new.
+    """Fetch a run's newest checkpoint and records. Return the checkpoint's name, or "" if the local copy is not older.
 
-    The checkpoint is verified by its manifest before it gets its name. Raises ValueError if it is damaged.
+    The checkpoint is verified with its manifest before it gets its final name. Raises ValueError if it is damaged.
     """
     bucket, folder = ClusterPrefix(url), root / run
     if f"{run}/checkpoints/latest" not in bucket.names(f"{run}/checkpoints/latest"):

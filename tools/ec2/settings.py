@@ -1,4 +1,4 @@
-"""Settings of a cluster: one table, the source of TOML keys, flags, checks and documentation."""
+"""Settings of a cluster: one table, from which TOML keys, flags, checks and documentation are made."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from psnode_ec2.ec2_errors import CapError, SettingsError
 NAME = r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?"
 _LEAST_PRICE = 0.0001
 _LEAST_IDLE = 5
-_WIDEST = {4: 8, 6: 16}  # shortest prefix by IP version: no single owner has a larger network
+_WIDEST = {4: 8, 6: 16}  # shortest allowed prefix by IP version, since no single owner has a larger network
 AUTO = -1  # stands for the word auto in settings that are numbers
 TYPE = r"[a-z0-9-]+\.[a-z0-9-]+"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Settings of one cluster. Every field is a TOML key and, with hyphens, a flag; money is in USD."""
+    """Settings of one cluster. Every field is a TOML key and, with hyphens, a flag. Money is in USD."""
 
     name: str = option(
         "", "of the cluster: lower-case letters, digits and hyphens; part of every tag", pattern=NAME, example="atomo"
@@ -178,7 +178,7 @@ class Settings:
 
     @property
     def lasts(self) -> bool:
-        """True if trained weights are kept elsewhere than on a node."""
+        """True if trained weights are also stored outside the nodes."""
         return bool(self.nfs_ip_address or self.checkpoints)
 
     @property

@@ -16,12 +16,12 @@ from psnode_ec2.kept_job_record import forget
 from psnode_ec2.listing import lasting_volumes, other_nodes
 from psnode_ec2.tags import LAUNCH, tags_of
 
-_IN_USE = 24  # tries to remove a resource that is still in use: about four minutes
-_PATIENCE = 600.0  # seconds until terminated instances must be gone
+_IN_USE = 24  # tries to remove a resource that is in use: about four minutes
+_PATIENCE = 600.0  # maximum seconds until terminated instances are gone
 
 
 class _Kind(NamedTuple):
-    """A kind of resource: the calls that find and remove it, and the keys of the list of resources, of its id and of its name."""
+    """A kind of resource: the calls that find and remove it, and the keys of the list of resources, of the id and of the name."""
 
     noun: str
     find: str
@@ -40,7 +40,7 @@ _KINDS = (
 
 
 def ask(session: CommandContext, nodes: list[Node], *, discard: bool, when: str = "") -> None:
-    """Let the user confirm the end of `nodes`. Raises DeclinedError."""
+    """Ask the user to confirm the end of `nodes`. Raises DeclinedError if the user declines."""
     cluster = session.cluster
     session.confirm(
         f"{when}end {'this' if len(nodes) == 1 else 'these'} {counted(len(nodes), 'node')} of cluster {cluster.name}, "
@@ -50,9 +50,9 @@ def ask(session: CommandContext, nodes: list[Node], *, discard: bool, when: str 
 
 
 def close(session: CommandContext, nodes: list[Node], *, discard: bool) -> None:
-    """End `nodes` and remove the cluster's resources; forget a job that was to be kept alive.
+    """End `nodes`, remove the cluster's resources, and remove the record of a job that is kept alive.
 
-    Raises KeepError, and OthersError if other nodes of the cluster were started since.
+    Raises KeepError. Raises OthersError if other nodes of the cluster were started in the meantime.
     """
     cluster = session.cluster
     session.note(nodes)
@@ -68,7 +68,10 @@ def close(session: CommandContext, nodes: list[Node], *, discard: bool) -> None:
 
 
 def close_all(session: CommandContext, *, discard: bool) -> None:
-    """Show the nodes and the rest, ask, and end the nodes. Raises DeclinedError, KeepError, OthersError, NoClusterError."""
+    """Show the nodes and the other resources, ask for confirmation, and end the nodes.
+
+    Raises DeclinedError, KeepError, OthersError and NoClusterError.
+    """
     cluster = session.cluster
     nodes, others = cluster.nodes(), other_nodes(cluster)
     for told in (*map(str, nodes), *lasting_volumes(cluster, nodes), *others):
@@ -80,10 +83,10 @@ def close_all(session: CommandContext, *, discard: bool) -> None:
 
 
 def shutdown(cluster: Cluster, shown: Sequence[Node] | None = None, *, placed: bool = True) -> list[str]:
-    """End all nodes and remove the cluster's groups and keys; return the removed names. Callers ask for confirmation.
+    """End all nodes and remove the cluster's groups and keys. Return the removed names. Callers ask for confirmation.
 
-    `shown`: the nodes that the user has confirmed. If other nodes have been started since, they continue, and the groups stay.
-    `placed`: True to remove a placement group too.
+    `shown`: the nodes that the user has confirmed. If other nodes have been started in the meantime, they continue, and the
+    groups stay. `placed`: True to remove a placement group too.
     """
     nodes = cluster.nodes() if shown is None else shown
     end_nodes(cluster, [node.id for node in nodes])
@@ -92,12 +95,12 @@ def shutdown(cluster: Cluster, shown: Sequence[Node] | None = None, *, placed: b
 
 
 def added_since(cluster: Cluster, nodes: Sequence[Node]) -> int:
-    """Return the number of nodes of the cluster besides `nodes`."""
+    """Return the number of the cluster's nodes that are not in `nodes`."""
     return len({node.id for node in cluster.nodes()} - {node.id for node in nodes})
 
 
 def end_nodes(cluster: Cluster, ids: Collection[str]) -> None:
-    """Terminate exactly the instances `ids` and wait until all are gone; one-time spot requests end with their instances."""
+    """Terminate exactly the instances `ids`, and wait until all are gone. One-time spot requests end with their instances."""
     if not ids:
         return
     cluster.cloud.change_shown("terminate_instances", InstanceIds=sorted(ids))
@@ -116,10 +119,10 @@ def end_nodes(cluster: Cluster, ids: Collection[str]) -> None:
 
 
 def remove_resources(cluster: Cluster, launch: str | None = None, *, placed: bool = True) -> list[str]:
-    """Remove the groups and key pairs of a cluster without nodes, or only those made by `launch`; return their names.
+    """Remove the groups and key pairs of a cluster without nodes, and return their names.
 
-    `placed`: True to remove a placement group too. If a resource cannot be found or removed, the others are still removed, and
-    the first error is raised at the end.
+    `launch`: if given, remove only the resources made by this launch. `placed`: True to remove a placement group too. If a
+    resource cannot be found or removed, the others are still removed, and the first error is raised at the end.
     """
     gone, failed = list[str](), list[Ec2Error]()
     for kind in _KINDS:
@@ -144,7 +147,7 @@ def remove_resources(cluster: Cluster, launch: str | None = None, *, placed: boo
 
 
 def _remove(cluster: Cluster, call: str, what: dict[str, str]) -> None:
-    """Repeat the removal until nothing uses the resource: network cards outlast their instances by some seconds."""
+    """Repeat the removal until the resource is no longer in use. Network cards outlast their instances by some seconds."""
     for attempt in range(_IN_USE):
         try:
             cluster.cloud.change(call, **what)

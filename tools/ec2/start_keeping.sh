@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Runs on the master while a job runs: starts the process that uploads its checkpoints to a bucket, and leaves it running.
+# Runs on the master while a job runs: starts the process that uploads the job's checkpoints to a bucket, and leaves this process
+# running.
 #
 #   start_keeping.sh DIR PYTHON URL
 set -euo pipefail
-# held until all is uploaded; an earlier process may still hold the lock during its last look
+# the lock is held until all is uploaded; an earlier process may still hold it during its last look
 exec 9>"$1/s3.lock"
 flock -n 9 || true
 # shellcheck disable=SC2016 # for the other shell

@@ -1,4 +1,7 @@
-"""Start of missing nodes in the first place with room; if it fails, exactly the nodes that this launch started are ended."""
+"""Start of missing nodes in the first place with room.
+
+If the start fails, exactly the nodes that this launch started are ended.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +27,12 @@ from psnode_ec2.resources import ensure_firewall, ensure_placement
 from psnode_ec2.settings import Settings
 from psnode_ec2.shutdown import end_nodes, remove_resources
 
-_LATE = 4  # tries to find nodes of a call whose response was lost
+_LATE = 4  # tries to find the nodes of a call whose response was lost
 
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """Plan of a launch: the numbers of missing nodes, their places, and the highest cost of an hour of the whole cluster."""
+    """Plan of a launch: the numbers of missing nodes, their places, and the highest cost of the whole cluster per hour."""
 
     nodes: list[Node]
     missing: dict[str, int]  # by role
@@ -54,10 +57,10 @@ class LaunchPlan:
 
 
 def start_missing(cluster: Cluster, settings: Settings, plan: LaunchPlan, launch: str, started: set[str]) -> None:
-    """Start the missing nodes of `plan`; `started` holds the ids of all nodes that this launch has started and not ended.
+    """Start the missing nodes of `plan`. `started`: ids of all nodes that this launch has started and not ended; it is updated.
 
-    On failure nothing that carries the id `launch` is left, neither nodes nor groups; nodes of other launches are not touched.
-    Raises OthersError if the cluster has changed since the plan was made: nodes started so far stay, for the next plan.
+    If this fails, all nodes and groups that carry the id `launch` are removed; nodes of other launches are not touched. Raises
+    OthersError if the cluster has changed since the plan was made. The nodes started so far then stay, for the next plan.
     """
     try:
         _start(cluster, settings, plan, launch, started)
@@ -104,11 +107,11 @@ def _summary(refused: dict[str, Ec2Error]) -> Ec2Error:
 def _start_in(
     cluster: Cluster, settings: Settings, plan: LaunchPlan, common: Common, place: Place, attempt: int, started: set[str]
 ) -> None:
-    """Start all missing nodes in one place; if the place lacks room for some of them, end the others again."""
+    """Start all missing nodes in one place. If there is no room for some of them, end the others again."""
     for role, count in plan.missing.items():
         if not count:
             continue
-        # nodes of this role only: a repeated launch may see nodes of the other role that the first launch did not see
+        # only nodes of this role: a repeated launch may see nodes of the other role that the first launch did not see
         moment = (attempt, *sorted(node.id for node in plan.nodes if node.role == role))
         try:
             _unchanged(cluster, plan, started)
@@ -122,7 +125,7 @@ def _start_in(
 
 
 def _unchanged(cluster: Cluster, plan: LaunchPlan, started: set[str]) -> None:
-    """Check that the cluster has the plan's nodes, and those that this launch has started since. Raises OthersError."""
+    """Check that the cluster has only the plan's nodes and those that this launch has started since. Raises OthersError."""
     if {node.id for node in cluster.nodes()} - started != {node.id for node in plan.nodes} - started:
         raise OthersError(f"the nodes of cluster {cluster.name} are not those that the plan was made for")
 

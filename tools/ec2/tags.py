@@ -1,4 +1,4 @@
-"""Tags of a cluster's resources, by which its nodes are found and told apart from others of the account."""
+"""Tags of a cluster's resources. They identify its nodes among all nodes of the account."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LIMIT = "psnode:spot-price"
 
 
 def tags_for(name: str, owner: str, launch: str, *, role: str = "", hours: int = 0, limit: str = "") -> list[dict[str, str]]:
-    """Return the tags of a resource that `launch` makes for the cluster `name` of `owner`, as EC2 takes them."""
+    """Return the tags, in EC2's form, of a resource that `launch` makes for the cluster `name` of `owner`."""
     tags = {"Name": f"psnode-{name}{'-' + role if role else ''}", CLUSTER: name, OWNER: owner, LAUNCH: launch}
     tags |= {key: value for key, value in ((ROLE, role), (HOURS, str(hours or "")), (LIMIT, limit)) if value}
     return [{"Key": key, "Value": value} for key, value in tags.items()]

@@ -7,11 +7,11 @@ umask 077
 public=$1 known=$2
 shift 2
 mkdir -p ~/.ssh
-# one process at a time, since each writes back what it has read
+# one process at a time, since each process reads and then rewrites a file
 exec 9>~/.ssh/.psnode.lock
 flock 9
 
-# replace FILE: writes standard input to FILE by a rename, so that an interruption does not prevent logins
+# replace FILE: write standard input to FILE by a rename, so that an interruption does not prevent logins
 replace() {
     local new
     new=$(mktemp ~/.ssh/.psnode-XXXXXX)

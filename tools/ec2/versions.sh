@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs on a node: prints the packages installed with psnode, one NAME==VERSION a line; nothing without psnode.
+# Runs on a node: prints the packages installed with psnode, one NAME==VERSION per line; prints nothing without psnode.
 #
 #   versions.sh VENV
 set -euo pipefail

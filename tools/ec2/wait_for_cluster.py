@@ -1,4 +1,4 @@
-"""Wait at the end of a launch until the cluster is complete, and settlement with concurrent launches of the same cluster."""
+"""The wait at the end of a launch until the cluster is complete, and agreement with concurrent launches of the same cluster."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from psnode_ec2.ec2_errors import DeadlineError, NodeLostError, OthersError, Set
 from psnode_ec2.settings import Settings
 from psnode_ec2.shutdown import end_nodes
 
-_TURNS = 6  # looks in which a later launch can end its surplus before this launch gives up
+_TURNS = 6  # looks before this launch gives up, so that a later launch can end its surplus
 
 
 def wait(cluster: Cluster, settings: Settings, launch: str, started: set[str], known: Collection[str]) -> list[Node]:
-    """Return the nodes once all of them are running; `known` are the nodes that the plan was made with.
+    """Return the nodes once all of them are running. `known`: the nodes that were known when the plan was made.
 
-    If two launches have started the same nodes, the later one ends its own. Raises NodeLostError if one of `started` ends,
-    OthersError if a node of another launch ends, SettingsError if the cluster has become larger than the settings say,
+    If two launches have started the same nodes, the later launch ends its own nodes. Raises NodeLostError if one of `started`
+    ends, OthersError if a node of another launch ends, SettingsError if the cluster has become larger than the settings allow,
     and DeadlineError.
     """
     cloud, wanted = cluster.cloud, {"master": 1, "worker": settings.n_workers}
@@ -56,7 +56,7 @@ def end_superfluous(cluster: Cluster, nodes: Sequence[Node], launch: str, n_work
 def superfluous(nodes: Sequence[Node], launch: str, n_workers: int) -> list[str]:
     """Return the ids of this launch's nodes that exceed the settings, given the nodes of earlier launches.
 
-    Launches are ordered by their first nodes. All launches see the same order, so that one ends its nodes and the other does not.
+    Launches are ordered by their first nodes. All launches see the same order, so of two launches only one ends its nodes.
     """
     first: dict[str, tuple[object, str]] = {}
     for node in nodes:

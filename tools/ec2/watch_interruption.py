@@ -1,11 +1,11 @@
 """Program on every spot node, a file without other modules: sends TERM to psnode's ranks before EC2 takes the node back.
 
-A rank passes the TERM on to the master, which writes a checkpoint and ends with code 75; EC2 gives a notice of two minutes.
+A rank passes the TERM on to the master, which writes a checkpoint and ends with code 75. EC2 gives the notice two minutes before.
 
-Earlier, but not always, EC2 recommends leaving the node. The recommendation is noted. If the file `rebalance` in DIRECTORY says
-stop, the ranks that run at that time get TERM, too, but not ranks that begin later: the node may live for days.
+Sometimes EC2 recommends earlier to leave the node. The program logs this recommendation. If the file `rebalance` in DIRECTORY
+says stop, the ranks that run at that time get TERM too. Ranks that begin later do not, since the node may live for days.
 
-The program looks as long as the node runs, since the notice may be unreachable for a while, and a job may begin after it.
+The program looks for notices as long as the node runs: a notice may be unreachable for a while, and a job may begin after it.
 
     python watch_interruption.py DIRECTORY [SECONDS]    between looks [5]; a second process in the same directory exits
 """
@@ -24,15 +24,16 @@ import time
 import urllib.request
 from pathlib import Path
 
-# _METADATA: AWS's own variable overrides the address of the metadata service
+# _METADATA: AWS's own variable can override the address of the metadata service
 _INTERRUPTION, _REBALANCE = "spot/instance-action", "events/recommendations/rebalance"
 _METADATA = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://169.254.169.254").rstrip("/") + "/latest"
-# A rank, and not mpirun, whose command line ends alike: on a TERM, mpirun would kill the ranks half a second later.
+# Matches a rank, but not mpirun, whose command line has the same end: after a TERM, mpirun would kill the ranks within half a
+# second.
 _RANK = re.compile(rb"[^\0]*python[^\0]*\0-m\0psnode\0train(\0|$)")
 
 
 def notice(of: str) -> str | None:
-    """Return EC2's text about `of`; None without such a notice (404), or if EC2 cannot be reached."""
+    """Return EC2's text about `of`; None if there is no such notice (404), or if EC2 cannot be reached."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         wanted = urllib.request.Request(
@@ -75,7 +76,7 @@ def main(directory: str, seconds: str = "5") -> None:
                     due |= now if of == _REBALANCE and stops() else set()
                 if text is not None and of == _INTERRUPTION:
                     due |= now
-            # only ranks seen in the previous look, too: a new one may not handle TERM yet
+            # only ranks that the previous look has seen too: a new rank may not handle TERM yet
             tell(now & seen & due - told)
             told |= now & seen & due
             seen, told, due = now, told & now, due & now
@@ -83,7 +84,7 @@ def main(directory: str, seconds: str = "5") -> None:
 
 
 def stops() -> bool:
-    """Return True if a recommendation to leave the node is to stop the job."""
+    """Return True if a recommendation to leave the node shall stop the job."""
     with contextlib.suppress(OSError):
         return Path("rebalance").read_text().strip() == "stop"
     return False
@@ -96,7 +97,7 @@ def write(of: str, text: str) -> None:
 
 
 def tell(processes: set[int]) -> None:
-    """Send TERM to the processes. Callers send it once to each, as a process may take a while to end."""
+    """Send TERM to the processes. Callers do this only once for each process, which may take a while to end."""
     for process in processes:
         with contextlib.suppress(OSError):
             os.kill(process, signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""The user's code on the nodes: a work tree, packed once (by git's rules if git is installed) and unpacked on every node."""
+"""The user's code on the nodes: a work tree is packed once, by git's rules if git is installed, and unpacked on every node."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from psnode_ec2.remote import Access
 
 CODE = "code"  # the folder in remote_dir that holds the code, and in which the job runs
 _MOST_BYTES = 1 << 30
-# files and folders of no use on a node, at any depth
+# files and folders that are useless on a node, at any depth
 _NEVER = (".git", ".hg", ".svn", ".venv", "venv", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", "node_modules")
 _SECRET = (
     ".env", ".env.*", ".envrc", ".netrc", ".pypirc", ".npmrc", ".git-credentials", ".aws", ".ssh", ".gnupg", ".kube", "*.pem",
@@ -29,11 +29,11 @@ _SECRET = (
 )  # fmt: skip
 _HARMLESS = ("*.example", "*.sample", "*.template")
 _PRIVATE = b"PRIVATE KEY-----"
-_HEAD = 256  # bytes at the beginning of a file in which a private key has its marker
+_HEAD = 256  # the marker of a private key is in this many bytes at the beginning of a file
 
 
 def pack(tree: Path, archive: Path, keyfile: Path) -> None:
-    """Write a tar of the files of `tree` for the nodes, and print the names of files left out as likely secrets.
+    """Write a tar archive of the files of `tree` for the nodes. Print the names of files that are left out as likely secrets.
 
     Raises SettingsError.
     """
@@ -62,7 +62,8 @@ def pack(tree: Path, archive: Path, keyfile: Path) -> None:
 def chosen(tree: Path, keyfile: Path) -> tuple[list[str], list[str]]:
     """Return the files and links to copy, sorted, and the files that look like secrets.
 
-    In a git work tree, these are the files that git tracks or does not ignore; elsewhere all but environments and caches.
+    In a git work tree, the files to copy are those that git tracks or does not ignore. Elsewhere they are all files except
+    environments and caches.
     """
     taken, secret = list[str](), list[str]()
     for name in sorted(set(_from_git(tree) if _is_tracked(tree) else _all(tree))):
@@ -79,7 +80,7 @@ def chosen(tree: Path, keyfile: Path) -> tuple[list[str], list[str]]:
 
 
 def put_code(way: Access, archive: Path) -> None:
-    """Unpack the archive on all nodes: files of an earlier archive that are not in this one are deleted, all others stay.
+    """Unpack the archive on all nodes. Files of an earlier archive that are not in this one are deleted; all others stay.
 
     Raises RemoteError, with code 2 if a job runs on the nodes.
     """
@@ -112,7 +113,7 @@ def _from_git(tree: Path, prefix: str = "") -> Iterator[str]:
 
 
 def _git(tree: Path, *words: str) -> bytes:
-    """Return the output of git, or nothing without git or outside a work tree."""
+    """Return the output of git; nothing if git is missing, or outside a work tree."""
     try:
         done = subprocess.run(["git", "-C", tree, *words], stdin=subprocess.DEVNULL, capture_output=True)
     except FileNotFoundError:
