@@ -1,4 +1,4 @@
-"""`python -m studies`: print the names of all studies, each with the first paragraph of its docstring."""
+"""`python -m studies`: print the name of every study, with the first paragraph of its docstring."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""`python -m studies.atomo`: cost of cheaper bases in spectral ATOMO on gradients of real models: variance, and seconds a step.
+"""`python -m studies.atomo`: cost of cheaper bases in spectral ATOMO on gradients of real models: variance and seconds per step.
 
-Two gradients are taken, of batches at successive steps of a training. All matrices of the second gradient are coded on one core
-with the exact spectrum and with the scheme's method, for the seconds of a step. For the first, middle and last tensor of each
-kind (the same shape, and names that differ only in numbers) the study states the variance of the estimate in several bases, over
-the least variance of any basis:
+The study takes two gradients, of batches at successive steps of a training. To measure the seconds of a step, all matrices of the
+second gradient are coded on one core with the exact spectrum and with the scheme's method. Tensors of the same shape whose names
+differ only in numbers are of one kind. For the first, middle and last tensor of each kind, the study states the variance of the
+estimate in several bases, relative to the least variance of any basis:
 
 * deflated: the scheme's method
 * single: eigenvectors of the uncorrected float32 Gram matrix, with lengths measured separately
 * earlier: the singular vectors of the previous gradient
-* once, twice: these after one and two multiplications by the Gram matrix, each followed by an orthogonalisation
+* once, twice: the vectors of `earlier` after one and two multiplications by the Gram matrix, each followed by an orthogonalisation
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """Return a row for each kind of tensor of a model, and the least `seconds` of a step by model and method as a fact."""
+    """Return a row for each kind of tensor of a model. Fact: `seconds`, the least time of a step by model and method."""
     rows, seconds = [], {}
     for name in options.model:
         config = Config(lr=0.01, **MODELS[name])  # type: ignore[arg-type]  # the literals above
@@ -103,7 +103,7 @@ def _seconds(tensors: Sequence[Floats], rank: int, method: Literal["exact", "def
 
 
 def _costs(before: Floats, now: Floats, rank: int) -> dict[str, float]:
-    """Return `omega`, the least, and each cost over the least; all costs are 1 if the tensor has too few terms."""
+    """Return `omega`, the least cost, and each cost relative to it. If the tensor has too few terms, all costs are 1."""
     earlier, matrix = _short_in_front(before), _short_in_front(now)
     gram = matrix @ matrix.T
     lengths = np.sqrt(np.maximum(np.linalg.eigvalsh(gram), 0))

@@ -3,10 +3,10 @@
     psnode bench record --output lenet.safetensors --network LeNet --dataset mnist --data-dir DIR --steps 200
     python -m studies.atomo_bases --gradient lenet.safetensors ...
 
-The study takes the matrices of each gradient that `svd` sends as terms. A rank sets the bytes of each; the budgets of `entrywise`
-and `fourier` are chosen to come nearest to these bytes. Bits are those of payloads; omega is the variance of the estimate over
-the gradient's squared norm; both are summed over the matrices. Further tables show the variance by block size, and speeds on one
-core.
+From each gradient, the study takes the matrices that `svd` sends as terms. A rank determines the bytes of each matrix. The
+budgets of `entrywise` and `fourier` are the ones that come nearest to these bytes. Bits are those of payloads. Omega is the
+variance of the estimate relative to the squared norm of the gradient. Both are summed over the matrices. Further tables show the
+variance by block size, and speeds on one core.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SIZE = 1 << 22
 
 
 class Cost(NamedTuple):
-    """Bytes of payloads, and the expected and the measured squared error of decoding; summed over several matrices."""
+    """Bytes of payloads, and the expected and the measured squared error of decoding, each summed over several matrices."""
 
     nbytes: int
     expected: float
@@ -63,7 +63,7 @@ def cost(codec: Svd | Entrywise | Fourier, x: Floats) -> Cost:
 
 
 def as_long(make: Callable[[float], Codec], x: Floats, nbytes: int) -> float:
-    """Return by bisection the largest budget found whose payload of `x` has at most `nbytes` bytes."""
+    """Return the largest budget, found by bisection, with which the payload of `x` has at most `nbytes` bytes."""
     low, high = 1.0, float(x.size)
     for _ in range(24):
         middle = (low * high) ** 0.5
@@ -84,7 +84,7 @@ def matrices(file: Path) -> dict[str, Floats]:
 
 
 def at_equal_bytes(tensors: Mapping[str, Floats]) -> list[tuple[int, dict[str, Cost], list[str]]]:
-    """Return by rank the costs of each basis, and the matrices on which cosines vary less than coordinates."""
+    """Return by rank the costs of each basis, and the matrices on which cosines have less variance than coordinates."""
     found = []
     for rank in RANKS:
         total = {name: Cost(0, 0.0, 0.0) for name in ("svd", "entrywise", "fourier")}
@@ -102,19 +102,19 @@ def at_equal_bytes(tensors: Mapping[str, Floats]) -> list[tuple[int, dict[str, C
 
 
 def over_entrywise(tensors: Mapping[str, Floats]) -> list[float]:
-    """Return by block size the variance at the codec's default budget, over that of coordinates."""
+    """Return by block size the variance at the codec's default budget, relative to that of coordinates."""
     entries = sum(Entrywise().omega(x) * energy(x) for x in tensors.values())
     return [sum(Fourier(block=block).omega(x) * energy(x) for x in tensors.values()) / entries for block in BLOCKS]
 
 
 def likeness(tensors: Mapping[str, Floats]) -> float:
-    """Return the sum of x_i x_(i+1) over all neighbours in a tensor, over ||x||^2, summed over the tensors."""
+    """Return the sum of x_i x_(i+1) over all neighbours in a tensor, divided by ||x||^2, summed over the tensors."""
     flat = [x.reshape(-1).astype(np.float64) for x in tensors.values()]
     return float(sum(x[1:] @ x[:-1] for x in flat) / sum(x @ x for x in flat))
 
 
 def speed(codec: Codec, x: Floats) -> tuple[float, float, float]:
-    """Return GB/s of float32 in encode, decode and decode_add, the fastest of seven calls each."""
+    """Return the GB/s of float32 in encode, decode and decode_add, each for the fastest of seven calls."""
     payload, out = codec.encode(x, KEY), np.zeros_like(x)
     buffer = np.empty(codec.max_nbytes(x.shape), np.uint8)
     calls: Sequence[Callable[[], object]] = (
@@ -141,7 +141,7 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """Return a row per gradient and rank. Facts: `blocks`, a row per gradient, and `speeds` in GB/s, one per codec."""
+    """Return a row per gradient and rank. Facts: `blocks`, a row per gradient, and `speeds`, a row of GB/s per codec."""
     gradients = {file.stem: matrices(file) for file in options.gradient}
     rows = [row for name, tensors in gradients.items() for row in _rows(name, tensors)]
     blocks = [_blocks(name, tensors) for name, tensors in gradients.items()]

@@ -1,8 +1,8 @@
 """`python -m studies.atomo_device`: milliseconds of coding a model's gradient on its device, and of the step that computes it.
 
-The model and its gradient of one batch lie on the device. All matrices of the gradient are coded one after another, with their
-errors written to separate tensors, by the exact spectrum (which also serves `deflated` on a device) and by the randomised
-subspace.
+The model and its gradient of one batch are on the device. All matrices of the gradient are coded one after another, and the
+errors are written to separate tensors. This is done with the exact spectrum (which `deflated` also uses on a device) and with the
+randomised subspace.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """Return a row per model. Raises ConfigurationError for an unknown CUDA device, or if its linear algebra differs."""
+    """Return a row per model.
+
+    Raises ConfigurationError for an unknown CUDA device, or if its linear algebra differs from the host's.
+    """
     import torch
 
     device = _cuda(options.device)
@@ -85,7 +88,7 @@ def _is_coded(parameter: nn.Parameter, codec: Svd) -> bool:
 
 
 def _steps(config: Config, device: torch.device) -> tuple[nn.Module, Callable[[], None]]:
-    """Return a model on `device`, and a function that runs forward and backward passes of one batch there."""
+    """Return a model on `device`, and a function that runs its forward and backward passes on one batch."""
     import torch
 
     from psnode.tasks.device import to_device
@@ -123,7 +126,7 @@ def _coding(codec: Svd, matrices: Sequence[torch.Tensor], device: torch.device) 
 
 
 def _milliseconds(action: Callable[[], None], repeats: int, device: torch.device) -> float:
-    """Return the median milliseconds of `action`, waiting for the device; a first call warms up."""
+    """Return the median milliseconds of `action`, including the wait for the device. A first call warms up."""
     import torch
 
     taken = []

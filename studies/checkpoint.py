@@ -1,11 +1,11 @@
-"""`python -m studies.checkpoint`: delay of training by checkpoints of a large model.
+"""`python -m studies.checkpoint`: the delay that checkpoints of a large model cause in a training.
 
 The study runs a real job on this machine, `psnode launch -n W -- train` with GPT-2's shapes (psnode.tasks.gpt2), AdamW and top-k
-in both directions, which writes checkpoints. The workers' marks time a step, from the beginning of its backward pass to that of
-the next step. Usual steps are those without any work on a checkpoint. A checkpoint of step v falls into the time from the
-backward pass of v to that of v + 2: its hold-up is the time by which these two steps exceed two usual ones. The steps after
-these, until the manifest is written, are slowed down. With --checkout, the psnode of another checkout is measured by the same
-program and marks.
+in both directions, which writes checkpoints. By the marks of the workers, a step lasts from the beginning of its backward pass to
+the beginning of the next one. Usual steps are steps without any work on a checkpoint. A checkpoint of step v affects the time
+from the backward pass of v to that of v + 2. Its hold-up is the difference between the time of these two steps and the time of
+two usual steps. Later steps are slowed down until the manifest is written. With --checkout, the psnode of another checkout is
+measured by the same program and marks.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from studies.harness import Column, Found, Result, Study, main
 
 SCHEME = "topk:ratio=0.005+fp16"
 _TASK = Path(gpt2.__file__)
-_WARM = 4  # uncounted first steps: kernels are compiled, caches filled
+_WARM = 4  # first steps that do not count: kernels are compiled, and caches filled
 _COMMON = "--batch-size 1 --optimizer adamw --lr 1e-4 --keep-last 1 --no-tensorboard --hash-every 0 --log-interval 1000"
 
 
 class Figures(NamedTuple):
-    """Seconds of a checkpoint: its hold-up, and the time from its step's backward pass until its publication.
+    """Seconds of a checkpoint: its hold-up, and the time from the backward pass of its step until its publication.
 
-    `slowdown`: the mean relative excess over a usual step, of the later steps during which the checkpoint is written; None
-    without such a step.
+    `slowdown`: the mean excess, relative to a usual step, of the later steps during which the checkpoint is written; None if
+    there is no such step.
     """
 
     step: int
@@ -62,7 +62,7 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """Return a row per checkpoint (`Figures`), and seconds of a usual `step` and `peak_bytes` as facts. Raises TransportError."""
+    """Return a row per checkpoint (`Figures`). Facts: seconds of a usual `step`, and `peak_bytes`. Raises TransportError."""
     workers, every, checkout = options.workers, options.every, options.checkout
     if every < 6:
         raise ConfigurationError(f"--every {every} leaves no usual steps between checkpoints: take 6 or more")
@@ -110,7 +110,7 @@ def figures(times: Sequence[float], published: Mapping[int, tuple[float, int]]) 
 
 
 def _train(arguments: Sequence[str], workers: int, checkout: Path | None, run_directory: Path) -> dict[int, tuple[float, int]]:
-    """Run the job; return the time of publication and the bytes of each checkpoint, by step."""
+    """Run the job. Return by step the time of publication and the bytes of each checkpoint."""
     root = str((checkout or Path(__file__).parents[1]).resolve())
     environment = {**os.environ, "PYTHONPATH": root, "PSNODE_NORM_CAP": "off"}
     command = [sys.executable, "-m", "psnode", "launch", "-n", str(workers), "--kill-after", "120", "--", "train", *arguments]
@@ -133,7 +133,7 @@ def _train(arguments: Sequence[str], workers: int, checkout: Path | None, run_di
 
 
 def _published(run_directory: Path, known: Mapping[int, object]) -> dict[int, tuple[float, int]]:
-    """Return the new checkpoints. Call often: later checkpoints remove earlier ones, and verdicts replace manifests."""
+    """Return the new checkpoints. Call this often: later checkpoints remove earlier ones, and verdicts replace manifests."""
     found = {}
     for path in complete(run_directory) if (run_directory / CHECKPOINTS).is_dir() else ():
         if step_of(path) not in known:
@@ -143,7 +143,7 @@ def _published(run_directory: Path, known: Mapping[int, object]) -> dict[int, tu
 
 
 def _marks(path: Path, steps: int) -> list[dict[str, float]]:
-    """Return a worker's marks of the last `steps` passes, without the passes that it makes before the first step."""
+    """Return a worker's marks of the last `steps` passes, without those of passes before the first step."""
     return [json.loads(line) for line in path.read_text().splitlines()][-steps:]
 
 

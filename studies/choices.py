@@ -1,10 +1,11 @@
-"""`python -m studies.choices`: steps with `--plan auto` beside those of the schemes among which it chooses; needs root.
+"""`python -m studies.choices`: steps with `--plan auto`, compared with steps of the schemes among which it chooses; needs root.
 
-Each network trains on emulated hosts under the scheme, bf16, dense, and the scheme with --plan auto, one behind the other in
-every round, so that changes of the machine's speed meet all. Trial steps are not part of the measured steps. All hosts share
-this machine's cores.
+Each network trains on emulated hosts under the scheme, bf16, dense, and the scheme with --plan auto. In every round these run one
+after another, so that changes of the machine's speed affect all of them. Trial steps are not part of the measured steps. All
+hosts share this machine's cores.
 
-Accepted is a choice that is at most 2 % slower than the fastest of the others; the bound was set before the first measurement.
+A choice is accepted if it is at most 2 % slower than the fastest of the other contenders. This bound was set before the first
+measurement.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """Return a row for each network and rate, with the seconds of a step by contender and round in `measured`."""
+    """Return a row for each network and rate. `measured`: the seconds of a step by contender and round."""
     rows = []
     for network in options.network:
         shared = SharedSettings(
@@ -65,7 +66,7 @@ def _median(flags: str, shared: SharedSettings, rate: str, warmup: int) -> float
 
 
 def slower(measured: Mapping[str, Sequence[float]]) -> float:
-    """Return the median step with the choice over that of the fastest other contender."""
+    """Return the median step with the choice, relative to that of the fastest other contender."""
     medians = {name: statistics.median(times) for name, times in measured.items()}
     return medians.pop(_AUTO) / min(medians.values())
 

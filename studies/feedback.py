@@ -1,11 +1,12 @@
-"""`python -m studies.feedback`: time of a step of error feedback, by codec, in the call that a worker's sender makes.
+"""`python -m studies.feedback`: time of a step of error feedback by codec, measured as the call that a worker's sender makes.
 
-The gradient of a segment lies in as many parts as the segment has tensors. A step adds the parts to the residual, codes the sum
-with the contractive form of the codec, and leaves the new residual (`SegmentCoder.push`). Steps are timed on arrays that stay in
-the cache, and on copies taken in turn that exceed the cache; the same run times a copy and a read of as much memory.
+The gradient of a segment has one part for each tensor of the segment. A step adds the parts to the residual, codes the sum with
+the contractive form of the codec, and stores the new residual (`SegmentCoder.push`). Steps are timed on arrays that stay in the
+cache, and on copies that are taken in turn and together exceed the cache. The same run times a copy and a read of the same amount
+of memory.
 
-The codecs take turns in each repetition. The time is processor time of the best repetition, since other programs can only slow a
-codec down.
+The codecs take turns in each repetition. The time is the processor time of the fastest repetition, since other programs can only
+slow a codec down.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ COPY, READ = "copy", "read"
 
 
 class _Laid(NamedTuple):
-    """A segment's gradient in parts, as training finds it."""
+    """A segment's gradient in parts, as in training."""
 
     pieces: Parts
     whole: Floats
@@ -95,10 +96,10 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """Measure the codecs; rows have `cached` and `memory`, for arrays in the cache and out of it.
+    """Measure the codecs. A row has `cached` and `memory`, for arrays in the cache and outside it.
 
-    Each holds `ns` per coordinate and step, and `copy` and `read`, the step's rate as shares of those of a copy and a read; or
-    `failed`, the reason.
+    Each has `ns` per coordinate and step, and `copy` and `read`, the rate of the step relative to a copy and to a read. If the
+    codec fails, it has only the reason, `failed`.
     """
     specs, limits = codecs(options.codec), (options.repeats, options.seconds)
     copies = beyond_cache(last_level_cache()) if options.copies is None else options.copies << 20
@@ -120,7 +121,7 @@ def _place(specs: Sequence[str], size: int, repeats: int, seconds: float, copies
         try:
             steps = _Steps(spec, gradients, size)
             steps.take()  # compiles the kernels
-        except Exception as error:  # a codec that cannot be measured must not end the run of the others
+        except Exception as error:  # a codec that cannot be measured must not end the measurement of the others
             failed[spec] = " ".join(f"{type(error).__name__}: {error}".split())
         else:
             actions[spec] = steps.take

@@ -1,8 +1,8 @@
-"""`python -m studies.fidelity`: squared error of every codec against polar's at as many bits, on N(0,1) and a recorded gradient.
+"""`python -m studies.fidelity`: squared error of every codec and of polar at the same bits, on N(0,1) and a recorded gradient.
 
-Bits are those of the payload, header included. The error is ||x - decode||^2 / ||x||^2, for unbiased codecs after the best
-constant factor. Between two rates, polar's error in decibels is interpolated linearly in the bits; above its highest rate, the
-error of that rate is taken.
+Bits are those of the payload, header included. The error is ||x - decode||^2 / ||x||^2. For unbiased codecs it is taken after
+scaling by the best constant factor. Between two rates, polar's error in decibels is interpolated linearly in the bits; above its
+highest rate, the error of that rate is taken.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ SETTINGS = (
 
 
 class Frontier:
-    """The error of one codec at any number of bits, interpolated from (bits, error) of some settings and from (0, 1)."""
+    """The error of one codec at any number of bits, interpolated between the points (bits, error) of some settings and (0, 1)."""
 
     def __init__(self, points: Sequence[tuple[float, float]]) -> None:
         bits, errors = zip(*sorted([(0.0, 1.0), *points]), strict=True)
         self.bits, self.decibels = np.array(bits), np.minimum.accumulate(10 * np.log10(errors))
 
     def decibels_at(self, bits: float) -> float:
-        """Return the error in decibels at `bits` bits a value."""
+        """Return the error in decibels at `bits` bits per value."""
         return float(np.interp(bits, self.bits, self.decibels))
 
     def bits_at(self, decibels: float) -> float | None:
-        """Return the bits a value at which the error is `decibels`; None if no setting has an error so small."""
+        """Return the bits per value at which the error is `decibels`; None if no setting has such a small error."""
         if decibels < self.decibels[-1]:
             return None
         return float(np.interp(-decibels, -self.decibels, self.bits))
@@ -77,7 +77,7 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """Return rows by ascending bits, first on N(0,1), then on the gradient. A codec that fails has `failed`, the reason."""
+    """Return rows by ascending bits, first for N(0,1), then for the gradient. A codec that fails has the reason as `failed`."""
     sources = [inputs.gaussian(options.size), *([inputs.recorded(options.gradient)] if options.gradient else [])]
     chosen = [*POLAR, *(spec for spec in codecs(options.codec) or SETTINGS if spec not in POLAR)]
     rows = [{"source": source.name, **row} for source in sources for row in _rows(source, chosen)]
@@ -92,7 +92,7 @@ def _rows(source: Input, specs: Sequence[str]) -> list[dict[str, Any]]:
         codec = get_codec(spec)
         try:
             rows.append({"spec": spec, "unbiased": codec.unbiased, **quality(codec, source.parts(codec), KEY, theory)})
-        except Exception as error:  # a codec that cannot be measured must not end the run of the others
+        except Exception as error:  # a codec that cannot be measured must not end the measurement of the others
             rows.append({"spec": spec, "failed": " ".join(f"{type(error).__name__}: {error}".split())})
     polar = Frontier([(row["bits"], row["error"]) for row in rows if row["spec"] in POLAR and "failed" not in row])
     for row in rows:

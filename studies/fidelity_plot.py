@@ -1,4 +1,4 @@
-"""Plot of `python -m studies.fidelity`: errors of codecs on N(0, 1), against its rate-distortion function."""
+"""Plot of `python -m studies.fidelity`: errors of codecs on N(0, 1), with the rate-distortion function of N(0, 1)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def scalar_quantiser(bits: Float64s) -> Float64s:
 
 
 def _quantised(step: float, zone: float) -> tuple[float, float]:
-    """Return entropy in bits and error for the intervals [-zone, zone] and, beyond these, intervals of width `step`."""
+    """Return the entropy in bits and the error for the interval [-zone, zone] and, outside it, intervals of width `step`."""
     edges = zone + step * np.arange(math.ceil(7 / step) + 1)
     upper = np.array([0.5 * math.erfc(edge / math.sqrt(2)) for edge in edges])
     density = np.exp(-(edges**2) / 2) / math.sqrt(2 * math.pi)

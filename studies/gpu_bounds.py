@@ -1,11 +1,11 @@
 """`python -m studies.gpu_bounds`: registers and instructions of kernels for GPUs, and the share of a copy that they allow.
 
-NVRTC compiles the kernels without a device. The registers determine the warps that a multiprocessor holds. The instructions
-determine the time that issuing them takes if nothing else takes time: one warp codes a row of 512 values, and each of the four
-schedulers of a multiprocessor issues one instruction of a warp per clock. Effects that only a device shows are left out: waiting
-for memory, and slower units, except that integer instructions take two clocks in the second share. So the shares are upper
-bounds, not measurements. The instructions are those for a row of N(0,1), straight through the kernel; if five rows share
-bytes, the work done once for all five counts for each row.
+NVRTC compiles the kernels without a device. The registers determine the number of warps that a multiprocessor can hold. The
+instructions determine the time to issue them, if nothing else takes time: one warp codes a row of 512 values, and each of the
+four schedulers of a multiprocessor issues one instruction of a warp per clock. Effects that only a device shows are left out:
+waits for memory, and slower units, except that integer instructions take two clocks in the second share. So the shares are upper
+bounds, not measurements. The instructions are those on the straight path through the kernel for a row of N(0,1). If five rows
+share bytes, work that is done once for all five counts for each row.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 
 
 class Device(NamedTuple):
-    """A GPU by its data sheet. `clock`: the clock in Hz behind its float32 rate; `memory`: bytes per second."""
+    """A GPU according to its data sheet.
+
+    `clock`: the clock in Hz on which its float32 rate is based. `memory`: bytes per second.
+    """
 
     name: str
     multiprocessors: int
@@ -49,7 +52,7 @@ _SOURCES = (
 _SCHEDULERS, _INTEGER_RATE = 4, 2  # warp instructions per clock and multiprocessor
 _WARPS, _BLOCK_WARPS, _REGISTERS, _GRAIN = 64, 8, 65536, 256
 _ROW, _UNIT = 512, 5  # values of a row; rows that fill whole units of every packing
-_CHOICES = ("if (error) {", "if (adding) {")  # branches that the arguments of a call decide
+_CHOICES = ("if (error) {", "if (adding) {")  # branches that are decided by the arguments of a call
 _ACTIONS = {False: {"encode": "encode", "decode": "decode"}, True: {"error": "encode", "decode_add": "decode"}}
 
 
@@ -63,10 +66,9 @@ class Options:
 def measure(options: Options) -> Found:
     """Return a row for each spec and architecture of DEVICES.
 
-    A row has for each kernel `registers`, bytes `spilled` and resident `warps`; for each of ACTIONS the `instructions` of a warp
-    per row, and the largest `shares` of a copy, if all units were as fast as the schedulers, and if all instructions were of
-    integers.
-    Raises ConfigurationError for a spec without a formula, and without NVRTC.
+    For each kernel a row has `registers`, bytes `spilled` and resident `warps`. For each of ACTIONS it has the `instructions` of
+    a warp per row, and the two largest possible `shares` of a copy: one if all units were as fast as the schedulers, and one if
+    all instructions were for integers. Raises ConfigurationError for a spec without a formula, and if NVRTC is missing.
     """
     from psnode.codecs.rows.formula import program_of
     from psnode.codecs.rows.known import formula_of, ranking_of
@@ -108,7 +110,7 @@ def _row(spec: str, program: Program, architecture: str) -> dict[str, Any]:
 
 
 def _taken(program: Program, architecture: str) -> dict[str, int]:
-    """Return the instructions of each of ACTIONS for a row of N(0,1)."""
+    """Return the number of instructions of each of ACTIONS for a row of N(0,1)."""
     from psnode.codecs.device.cupy.row_kernels import standalone
     from psnode.codecs.rows.cuda.text import text_of
     from psnode.codecs.rows.usual import usual, usual_text
@@ -127,7 +129,7 @@ def _taken(program: Program, architecture: str) -> dict[str, int]:
 
 
 def resident_warps(registers: int) -> int:
-    """Return the warps of a kernel with `registers` registers per thread, in blocks of 256, that a multiprocessor holds."""
+    """Return the number of warps that a multiprocessor can hold, with `registers` per thread and blocks of 256 threads."""
     each = -(-registers * 32 // _GRAIN) * _GRAIN
     return min(_WARPS, _REGISTERS // 4 // each * 4) // _BLOCK_WARPS * _BLOCK_WARPS
 
@@ -136,7 +138,7 @@ def share_of_copy(device: Device, moved: float, parts: Sequence[tuple[float, flo
     """Return the largest share of a copy's bytes per second that moving `moved` bytes per value can reach.
 
     `parts`: bytes per value and instructions per row of kernels that run one after another; `rate`: warp instructions per clock
-    and multiprocessor. A kernel takes the longer of its times for memory and for instructions.
+    and multiprocessor. A kernel takes either the time for its memory or the time for its instructions, whichever is longer.
     """
     issued = device.multiprocessors * device.clock * rate * _ROW  # values per second, at one instruction per row
     return moved / device.memory / sum(max(nbytes / device.memory, count / issued) for nbytes, count in parts)

@@ -1,12 +1,12 @@
-"""`python -m studies.groupings`: predicted steps of ways to group a model's tensors, at several rates of the links.
+"""`python -m studies.groupings`: predicted step times of several ways to group a model's tensors, at several rates of the links.
 
-For each network the passes are measured, and the curves of the scheme and of the codecs that may share its plan. Everything else
-is computed: the step of every grouping by psnode.jobs.planning.job_step, and by the model that the search uses.
+For each network the study measures the passes, and the curves of the scheme and of the codecs that may share its plan. Everything
+else is computed: the step of every grouping by psnode.jobs.planning.job_step, and by the model of the search.
 
-The ways are: one group; the best two and three groups of MergeComp; a group a tensor; the rule of psnode.plans.rule; searches
-with the scheme's codec alone, with all codecs, and with all codecs and groups in parts; and SeCoPa's decisions for each gradient,
-by the sum of an exchange's stages, and by stages side by side. A search gives its five best groupings, and those of the searches
-before it; the one that is quickest in the simulation counts.
+The ways are: one group; MergeComp's best two and three groups; one group for each tensor; the rule of psnode.plans.rule; searches
+with only the scheme's codec, with all codecs, and with all codecs and groups in parts; and SeCoPa's decisions for each gradient,
+with the sum of an exchange's stages, and with overlapped stages. The candidates of a search are its five best groupings and those
+of the previous searches; the candidate that is quickest in the simulation counts.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Options:
 def measure(options: Options) -> Found:
     """Return a row for each network, rate and way.
 
-    `seconds`: of a step in the simulation; `modelled`: in the model of the search; `sent`: bytes of a worker; `codecs`: the
-    shares of all coordinates.
+    `seconds`: the time of a step in the simulation; `modelled`: the same in the model of the search; `sent`: the bytes that a
+    worker sends in a step; `codecs`: the codecs' shares of all coordinates.
     """
     rows = list[dict[str, Any]]()
     for network in options.network:

@@ -1,4 +1,4 @@
-"""Harness of all studies: a dataclass of options, a function that measures rows, and columns that show them.
+"""The common frame of all studies: a dataclass of options, a function that measures rows, and columns that show the rows.
 
 A study is a module of this package that ends with
 
@@ -8,7 +8,7 @@ A study is a module of this package that ends with
         sys.exit(main(STUDY))
 
 The command line is made from the fields of the options (psnode.config.declaration). The result is one JSON object: hardware and
-date, the options, facts and rows. The page depends on the result alone, so that `--from FILE` shows an earlier result again.
+date, the options, facts and rows. The page depends only on the result, so `--from FILE` can show an earlier result again.
 """
 
 from __future__ import annotations
@@ -35,14 +35,17 @@ Result = Mapping[str, Any]
 
 
 class Found(NamedTuple):
-    """Rows of a table, and facts: figures that belong to all rows."""
+    """The rows of a table, and facts, which are figures for all rows together."""
 
     rows: Sequence[Row]
     facts: Mapping[str, Any] = {}
 
 
 class Column(NamedTuple):
-    """A column. `cell`: a format string for the members of a row, or a function of the row; `left`: text, not a number."""
+    """A column.
+
+    `cell`: a format string for the members of a row, or a function of the row. `left`: True for text, False for numbers.
+    """
 
     title: str
     cell: str | Callable[[Row], str]
@@ -69,14 +72,14 @@ def at(form: str, *path: Any) -> Callable[[Row], str]:
 class Study(Generic[O]):
     """A study.
 
-    options   dataclass whose fields are declared with psnode.config.declaration.option; default ABSENT: a required option
+    options   dataclass whose fields are declared with psnode.config.declaration.option; the default ABSENT makes one required
     measure   returns the rows for the options; raises PsnodeError
-    columns   of the table, or a function of the result that returns them
+    columns   columns of the table, or a function of the result that returns them
     head      conditions of the measurement, after date and processor
     foot      lines below the table
-    tables    name of a member of the rows: rows with the same value form a table under that value
+    tables    name of a member of the rows: rows with the same value form a table with this value as its title
     plot      draws a result into a file, for the option --plot
-    passed    False for a result that misses a bound: exit code 1
+    passed    returns False for a result that misses a bound: the exit code is then 1
     """
 
     options: type[O]
@@ -90,7 +93,7 @@ class Study(Generic[O]):
 
 
 def main(study: Study[Any], arguments: Sequence[str] | None = None) -> int:
-    """Run a study with `arguments`, by default those of the process, and return the exit code."""
+    """Run a study with `arguments`, by default the arguments of the process, and return the exit code."""
     name = study.measure.__module__
     if name == "__main__":
         name = f"studies.{Path(sys.argv[0]).stem}"
@@ -127,7 +130,10 @@ def table(columns: Sequence[Column], rows: Sequence[Row]) -> str:
 
 
 def codecs(specs: Sequence[str]) -> tuple[str, ...]:
-    """Return the specs of an option --codec; a codec of FILE:NAME is registered and its spec replaced by one with its id."""
+    """Return the specs of an option --codec.
+
+    A codec given as FILE:NAME is registered, and its spec is replaced by one with its id.
+    """
     from psnode.codecs.registry import load_codec
 
     return tuple(load_codec(spec) for spec in specs)
@@ -181,7 +187,10 @@ def _asked(setting: Setting) -> click.Option:
 
 
 def _values(settings: Mapping[str, Setting], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of all fields. Raises ConfigurationError for a missing required option, and for bad items of a list."""
+    """Return the values of all fields.
+
+    Raises ConfigurationError for a missing required option, and for invalid items of a list.
+    """
     values = {}
     for name, setting in settings.items():
         value = given[name]
@@ -197,7 +206,7 @@ def _values(settings: Mapping[str, Setting], given: Mapping[str, Any]) -> dict[s
 
 
 def _shown_again(study: Study[Any], file: Path) -> tuple[Result, str]:
-    """Return a result of --json and its page. Raises ConfigurationError if the file holds no result of this study."""
+    """Return a result of --json and its page. Raises ConfigurationError if the file does not contain a result of this study."""
     try:
         result = json.loads(file.read_bytes())
         return result, page(study, result)

@@ -1,10 +1,10 @@
 """`python -m studies.honest_norms`: gradients that the norm cap refuses in honest runs with heavy tails.
 
-The study trains small torch models on heavy-tailed data, each with 1 to 4 workers and its own seed, and passes the norms of
-all gradients, by tensor, to the master's rule (psnode.exchange.shard.norm_verdicts), as rounds of all workers. It starts no
-job and codes nothing, and the weights follow the mean of all gradients. A row is a kind of data: runs, gradients, and the
-gradients refused by the default; by its bound of 1e6 times the largest gradient accepted before, but without its limit at
-which squares leave float32's range; and by --norm-cap 10.
+The study trains small torch models on heavy-tailed data, each with 1 to 4 workers and its own seed. It passes the norms of all
+gradients, by tensor, to the master's rule (psnode.exchange.shard.norm_verdicts), as rounds of all workers. No job is started,
+nothing is coded, and the weights follow the mean of all gradients. A row shows a kind of data: the runs, the gradients, and the
+gradients refused by three rules. These are the default; the bound of the default, which is 1e6 times the largest gradient
+accepted before, without the limit at which squares leave the range of float32; and --norm-cap 10.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ def _logistic(bias: float, rng: np.random.Generator, features: Callable[[np.rand
 
 
 def rare(rng: np.random.Generator) -> Trial:
-    """Return logistic regression with one positive in 256, and an initial bias of 0, -7 or -80."""
+    """Return logistic regression with one positive example in 256, and an initial bias of 0, -7 or -80."""
     return _logistic(float(rng.choice([0, -7, -80])), rng, lambda rng: rng.standard_normal((BATCH, 12)))
 
 
 def sparse(rng: np.random.Generator) -> Trial:
-    """Return logistic regression on features of which 99 in 100 are zero, and the others of log-normal size."""
+    """Return logistic regression on features of which 99 in 100 are zero and the others have log-normal sizes."""
     return _logistic(-4.0, rng, lambda rng: (rng.random((BATCH, 12)) < 0.01) * np.exp(3 * rng.standard_normal((BATCH, 12))))
 
 
@@ -75,7 +75,7 @@ def tokens(rng: np.random.Generator) -> Trial:
 
 
 def scale(rng: np.random.Generator) -> Trial:
-    """Return a model with a scalar scale, zero at first and used now and then, and a warm-up from learning rate 0."""
+    """Return a model with a scalar scale, which is zero and rarely used at first, and a warm-up from learning rate 0."""
     model = nn.ParameterDict({"w": nn.Parameter(torch.randn(20)), "s": nn.Parameter(torch.zeros(()))})
 
     def loss(step: int, rng: np.random.Generator) -> torch.Tensor:
@@ -102,7 +102,7 @@ def unfrozen(rng: np.random.Generator) -> Trial:
 
 
 def spikes(rng: np.random.Generator) -> Trial:
-    """Return least squares on Cauchy features and targets, one batch in ten times 1000; clipped, as usual in such runs."""
+    """Return clipped least squares on Cauchy features and targets; one batch in ten is multiplied by 1000."""
     model = nn.Linear(6, 1)
 
     def loss(step: int, rng: np.random.Generator) -> torch.Tensor:
@@ -126,7 +126,7 @@ def counts(rng: np.random.Generator) -> Trial:
 
 
 def recurrent(rng: np.random.Generator) -> Trial:
-    """Return a clipped linear recurrence of 5 to 59 steps, whose gradient grows exponentially with their number."""
+    """Return a clipped linear recurrence of 5 to 59 steps; its gradient grows exponentially with the number of steps."""
     model = nn.ParameterDict({"a": nn.Parameter(torch.tensor(1.6)), "b": nn.Parameter(torch.tensor(0.1))})
 
     def loss(step: int, rng: np.random.Generator) -> torch.Tensor:
@@ -139,7 +139,7 @@ def recurrent(rng: np.random.Generator) -> Trial:
 
 
 def accumulated(rng: np.random.Generator) -> Trial:
-    """Return a classifier of three classes, one of them rare, with two layers and batches of eight times the size."""
+    """Return a classifier with two layers and three classes, one of them rare, and batches of eight times the usual size."""
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
 
     def loss(step: int, rng: np.random.Generator) -> torch.Tensor:
@@ -154,7 +154,10 @@ KINDS = (rare, sparse, tokens, scale, unfrozen, spikes, counts, recurrent, accum
 
 
 def rounds(kind: Callable[[np.random.Generator], Trial], seed: int, workers: int) -> Iterator[list[list[float]]]:
-    """Yield the norms of each step's gradients, by worker and tensor. A rate -r: clip the mean to norm 1 and use the rate r."""
+    """Yield the norms of each step's gradients, by worker and tensor.
+
+    A negative rate -r stands for the rate r with the mean gradient clipped to norm 1.
+    """
     torch.manual_seed(seed)
     trial, rngs = kind(np.random.default_rng(seed)), [np.random.default_rng((seed, rank)) for rank in range(workers)]
     parameters = list(trial.model.parameters())
@@ -164,7 +167,7 @@ def rounds(kind: Callable[[np.random.Generator], Trial], seed: int, workers: int
             grads = torch.autograd.grad(trial.loss(step, rng), parameters, allow_unused=True)
             given = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, grads, strict=True)]
             if not all(bool(each.isfinite().all()) for each in given):
-                given = [torch.zeros_like(each) for each in given]  # a worker would send no gradient
+                given = [torch.zeros_like(each) for each in given]  # a worker would send no gradient for this tensor
             found.append([float(each.double().norm()) for each in given])
             total = [a + b / workers for a, b in zip(total, given, strict=True)]
         yield found

@@ -1,9 +1,9 @@
-"""`python -m studies.hook_conservation`: under the communication hook, applied and kept gradients add up to those given.
+"""`python -m studies.hook_conservation`: with the communication hook, applied and kept gradients add up to the given ones.
 
 The study prints the largest |applied + kept - given| / |given| of all tensors, for each codec under error feedback in each case.
-The gradients are known in advance. `applied`: the gradients in .grad at each step of the optimizer, times the number of ranks;
-`kept`: the residuals of all ranks at the end; `given`: the gradients of all ranks in the steps that were taken. The exit code is
-1 if an error is above 1e-5.
+The gradients are known in advance. `applied`: the sum of the gradients in .grad over all steps of the optimizer, times the number
+of ranks. `kept`: the residuals of all ranks at the end. `given`: the sum of the gradients of all ranks in the steps that were
+taken. The exit code is 1 if an error is above 1e-5.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from studies.harness import Column, Found, Result, Study, at, main
 
 SHAPES = {"a": (40, 60), "b": (7,), "c": (70, 33), "d": (20, 50)}
 CASES = ("unused", "skipped", "scaled", "accumulated", "no_sync", "subgroup")
-MIXED = "mixed"  # the other cases but the last by turns, in one training
+MIXED = "mixed"  # all other cases except the last, in turn, in one training
 BOUND = 1e-5
 Tensors = dict[str, torch.Tensor]
 
 
 class Known(nn.Module):
-    """A model whose loss has the given gradient: the sum of <w, g> over the parameters in `gradients`."""
+    """A model whose loss has given gradients: the sum of <w, g> over the parameters w in `gradients`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,12 +63,15 @@ def passes(case: str, rank: int, step: int) -> Iterator[Tensors]:
         if several and step % 3 == 1:
             found.pop("c", None)
         if case in ("skipped", "scaled") and step % 5 in spoilt and rank == dist.get_world_size() - 1:
-            found["c"][3, 3] = torch.inf  # after DDP has reduced other buckets
+            found["c"][3, 3] = torch.inf  # this occurs after DDP has reduced other buckets
         yield found
 
 
 def kind(case: str, step: int) -> str:
-    """Return the case of a step. MIXED stands for the others in turn, except the last, which differs in DDP's construction."""
+    """Return the case of a step.
+
+    MIXED stands for the other cases in turn, except the last, for which DDP is constructed differently.
+    """
     return CASES[step % (len(CASES) - 1)] if case == MIXED else case
 
 
@@ -123,8 +126,8 @@ def compared(given: Tensors, applied: Tensors, kept: dict[str, Any], scale: floa
 
 
 def work(rank: int, ranks: int, meeting: str, codecs: list[str], cases: list[str], steps: int, out: Any) -> None:
-    """Run one rank: all codecs in all cases, one after another in one job."""
-    gc.freeze()  # each hook searches all objects for its DDP, and torch's own are half a million
+    """Run one rank, with all codecs in all cases, one after another in one job."""
+    gc.freeze()  # each hook searches all objects for its DDP, and torch alone has half a million objects
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks)
     pairs = [list(range(first, min(first + 2, ranks))) for first in range(0, ranks, 2)] if ranks > 2 else [[0], [1]]
@@ -140,8 +143,9 @@ def work(rank: int, ranks: int, meeting: str, codecs: list[str], cases: list[str
 
 
 def table(ranks: int, codecs: list[str], cases: list[str], steps: int) -> list[list[float]]:
-    """Run the ranks; return the largest error of each codec in each of `cases`. The ranks are forks, so that torch is imported
-    once; no other thread runs here.
+    """Run the ranks, and return the largest error of each codec in each of `cases`.
+
+    The ranks are forks, so that torch is imported only once. No other thread runs in this process.
     """
     import torch._dynamo  # noqa: F401  # DDP's constructor imports it
 

@@ -1,7 +1,7 @@
-"""`python -m studies.liars`: accuracy with one worker that sends false gradients, under several defences of the master.
+"""`python -m studies.liars`: accuracy if one worker sends false gradients, with several defences of the master.
 
-The last worker lies: hooks on its parameters replace every gradient before psnode sees it. The worker sends a valid payload of
-a false gradient, and reports true losses. All runs are `psnode train --local P` in this process.
+The last worker lies: hooks on its parameters replace every gradient before psnode gets it. So the worker sends a valid payload
+with a false gradient, and reports true losses. All runs are `psnode train --local P` in this process.
 
     flip      -g
     x100      100 g
@@ -56,7 +56,7 @@ _NOISE = 10.0
 
 
 class Lying(Classification):
-    """Image classification in a job of threads, where worker `liar` sends the results of `lie` instead of its gradients."""
+    """Image classification in a job of threads, in which worker `liar` sends the results of `lie` instead of its gradients."""
 
     def __init__(self, lie: str, liar: int, network: str, dataset: str, seed: int) -> None:
         super().__init__(network, dataset, seed=seed)
@@ -72,7 +72,7 @@ class Lying(Classification):
 
 
 def lie_of(name: str, seed: int) -> Lie:
-    """Return the function that turns a gradient into the lie; `seed` determines the noise."""
+    """Return the function that turns a gradient into the lie `name`. `seed` determines the noise."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)
@@ -111,7 +111,10 @@ def lie_of(name: str, seed: int) -> Lie:
 
 
 def trial(settings: Mapping[str, Any], lie: str, seed: int, folder: Path) -> dict[str, Any]:
-    """Train and evaluate once, unless `folder` holds the result: `top1` (None: ended without), median seconds of a step."""
+    """Train and evaluate once, unless `folder` has the result.
+
+    The result has `top1` (None if the run ended without an accuracy), and the median seconds of a step.
+    """
     from psnode.jobs.job import run
 
     done = folder / "trial.json"
@@ -183,7 +186,7 @@ def _cell(options: Options, settings: Mapping[str, Any], lie: str, defence: str)
 
 
 def _columns(result: Result) -> list[Column]:
-    """Return a column per defence: accuracies in per cent, mean (least)."""
+    """Return a column per defence: the mean accuracy in per cent, with the least one in parentheses."""
 
     def cell(defence: str) -> Callable[[Row], str]:
         return lambda row: _accuracies(row[defence]["all_top1"])
@@ -192,7 +195,7 @@ def _columns(result: Result) -> list[Column]:
 
 
 def _accuracies(values: Sequence[float | None]) -> str:
-    """Return mean and least of the known accuracies, and the number of runs that ended without one."""
+    """Return the mean and the least of the known accuracies, and the number of runs without an accuracy."""
     known = [100 * value for value in values if value is not None]
     ended = f"ended {len(values) - len(known)} of {len(values)}" if len(known) < len(values) else ""
     return "; ".join(part for part in (f"{statistics.fmean(known):.1f} ({min(known):.1f})" if known else "", ended) if part)

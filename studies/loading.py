@@ -1,8 +1,8 @@
-"""`python -m studies.loading`: images per second of a worker's data, and of torch's DataLoader on the same files.
+"""`python -m studies.loading`: images per second of a worker's data loading, and of torch's DataLoader on the same files.
 
-Both decode JPEG files, crop a random part of the area, mirror with probability 1/2, and normalise to float32: psnode by the data
-set imagefolder, torch by torchvision's ImageFolder with RandomResizedCrop and RandomHorizontalFlip. They take turns in one run.
-The timing begins after a first batch, so that the start of processes is left out.
+Both decode JPEG files, crop a random part of the area, mirror it with probability 1/2, and normalise to float32. psnode uses the
+data set imagefolder. torch uses torchvision's ImageFolder with RandomResizedCrop and RandomHorizontalFlip. The two take turns in
+one run. The timing begins after the first batch, so the start of processes is left out.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """Return a row per number of processes: median, least and most images per second of psnode and of torch."""
+    """Return a row per number of processes: the median, minimum and maximum of images per second of psnode and of torch."""
     with tempfile.TemporaryDirectory() as folder:
         root = options.data_dir or _made(Path(folder), max(256, 2 * options.batch_size))
         found: dict[tuple[int, str], list[float]] = {}
@@ -65,7 +65,7 @@ def _rate(made: Iterator[Any], batch_size: int, batches: int) -> float:
 
 
 def _ours(root: Path, size: int, batch_size: int, processes: int) -> Iterator[Any]:
-    """Yield batches as a worker gets them."""
+    """Yield batches in the same way as a worker gets them."""
     from psnode.tasks import data
     from psnode.tasks.data.given import data_of
     from psnode.tasks.data.sampler import Sampler
@@ -96,7 +96,7 @@ def _theirs(root: Path, size: int, batch_size: int, processes: int) -> Iterator[
 
 
 class _Files:
-    """torchvision's ImageFolder, rebuilt in other processes: torchvision may need operators declared before its import."""
+    """torchvision's ImageFolder, made anew in other processes: before torchvision's import, operators may need a declaration."""
 
     def __init__(self, root: Path, size: int) -> None:
         from psnode.tasks.data.data_set import STATISTICS

@@ -1,9 +1,9 @@
 """`python -m studies.memory`: peak memory of the master and of a worker, and the prediction of psnode.exchange.footprint.
 
-The study runs real jobs of two steps on synthetic data, `psnode launch -n P -- train ...`, whose summaries hold the peak resident
-memory of rank 0 and of the largest worker. A small network with the same scheme gives the base: the memory that Python, torch,
-torchvision, MPI and compiled kernels take by themselves. The small network runs twice, since a process that has to compile a
-kernel also holds the compiler. The memory above the base is stated in copies of the model, as measured and as predicted.
+The study runs real jobs of two steps on synthetic data, `psnode launch -n P -- train ...`. Their summaries contain the peak
+resident memory of rank 0 and of the largest worker. A small network with the same scheme gives the base: the memory for Python,
+torch, torchvision, MPI and compiled kernels. The small network runs twice, since a process that compiles a kernel also has the
+compiler in memory. The measured and the predicted memory above the base are stated in copies of the model.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class Options:
 def measure(options: Options) -> Found:
     """Return two rows for every combination, one for each role.
 
-    Members: `base_bytes`, `peak_bytes`, `model_bytes`; `copies` and `expected_copies` of the model above the base;
-    `expected_bytes` of the peak; `coded`, the copies of the model that a worker sends in a step. Raises PsnodeError if a run
-    fails or the system does not tell a process's peak memory.
+    Members: `base_bytes`, `peak_bytes`, `model_bytes`; `copies` and `expected_copies`, the memory above the base in copies of the
+    model; `expected_bytes`, the expected peak; `coded`, the number of copies of the model that a worker sends in a step. Raises
+    PsnodeError if a run fails, or if the system does not report the peak memory of a process.
     """
     rows, flags = [], shlex.split(options.flags)
     for scheme in options.scheme:
@@ -67,7 +67,7 @@ def measure(options: Options) -> Found:
 
 
 class _Measured(NamedTuple):
-    """A run's summary, and its expected memory."""
+    """The summary of a run, and the run's expected memory."""
 
     summary: dict[str, Any]
     need: Footprint

@@ -1,6 +1,6 @@
-"""`python -m studies.named ARGS`: `psnode ARGS` with the names of its threads known to the kernel, and so to top -H and perf.
+"""`python -m studies.named ARGS`: `psnode ARGS` with thread names that the kernel knows, and thus top -H and perf.
 
-Python below 3.14 does not tell the kernel the names of threads.
+Python before 3.14 does not pass the names of threads to the kernel.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def tell_names() -> None:
     """Give every thread that `threading` starts after this call its name in /proc, cut to 15 characters."""
 
     def tell(frame: FrameType, event: str, argument: object) -> None:
-        """Write the name of a new thread; called once, before the thread's own code."""
+        """Write the name of a new thread. This is called once, before the thread's own code."""
         sys.setprofile(None)
         with contextlib.suppress(OSError):
             Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(threading.current_thread().name)

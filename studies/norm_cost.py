@@ -1,8 +1,9 @@
-"""`python -m studies.norm_cost`: cost of a push's norm, measure and add against decode_add, and as a share of a master's lane.
+"""`python -m studies.norm_cost`: cost of a push's norm: measure and add compared with decode_add, and as a share of a master's
+lane.
 
-The segment has 11.2 million values (ResNet-18); the actions take turns within one process; times are medians of 15. The work of
-a lane is modelled as 4 such additions, plain SGD, and coding the change with topk:ratio=0.005+fp16 or, for the spec identity,
-copying it. The study also states the processor time of a round's verdicts.
+The segment has 11.2 million values (ResNet-18). The actions take turns within one process, and times are medians of 15. The work
+of a lane is modelled as four such additions, plain SGD, and coding the change with topk:ratio=0.005+fp16. For the spec identity
+the change is copied instead. The study also states the processor time of a round's verdicts.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def seconds(act: Callable[[], object]) -> float:
 
 
 def cost(spec: str, size: int) -> dict[str, Any]:
-    """Return a row: times with the norm over those without, of an addition and of a lane, for `size` values."""
+    """Return a row for `size` values: the ratios of the times with and without the norm, for an addition and for a lane."""
     rng = np.random.default_rng(1)
     codec, down = get_codec(spec), get_codec("topk:ratio=0.005+fp16")
     payload = codec.encode(rng.standard_normal(size).astype(np.float32), Key.derive(1))
@@ -72,7 +73,7 @@ def _turns(works: list[Callable[[], object]]) -> list[list[float]]:
 
 
 def judging(cap: float) -> float:
-    """Return the microseconds of processor time per group of a round's verdicts, for WORKERS workers, none suspicious."""
+    """Return the microseconds of processor time per group for a round's verdicts on WORKERS workers, all honest."""
     groups = GROUPS
     tensors = [Tensor(f"t{index}.w", (1,)) for index in range(groups)]
     judge = Judge(all_of(make_plan(tensors, "identity", group_by="layer", min_compress_bytes=0)), cap)

@@ -1,13 +1,13 @@
-"""`python -m studies.norm_trials`: honest gradients that the norm cap would refuse in a run, and gradients times 100.
+"""`python -m studies.norm_trials`: honest gradients, and gradients times 100, that the norm cap would refuse in a run.
 
     python -m studies.norm_trials --train "--network LeNet --dataset mnist --data-dir DIR --batch-size 16 --lr-schedule cosine \
         --max-steps 2400 --scheme dense --lr 0.05 --local 4 --threads 1 --train-dir runs/norms"
 
 This command trains with the given settings of `psnode train` and the cap off, and records the norm of every push of every group.
-It then replays the norms through the rules auto and 10, as rounds of all workers (bsp): unchanged; with one gradient of a random
-worker in a random round times 100; and with all gradients of a random worker from a random round on times 100. The row has the
-honest gradients refused; the trials with one false gradient in which it is refused; and the trials with a lying worker in which
-one of its gradients is refused within 60 rounds.
+It then replays the norms through the rules auto and 10, as rounds of all workers (bsp). This is done with unchanged norms; with
+one gradient of a random worker in a random round multiplied by 100; and with all gradients of a random worker from a random round
+on multiplied by 100. The row has three numbers: the refused honest gradients; the trials with one false gradient in which this
+gradient is refused; and the trials with a lying worker in which one of the worker's gradients is refused within 60 rounds.
 """
 
 from __future__ import annotations
@@ -51,7 +51,10 @@ class Recorder(Judge):
 
 
 def play(rounds: Sequence[Round], cap: float, lie: Lie = lambda number, rank: 1.0) -> set[tuple[int, int]]:
-    """Return the refused gradients by round and rank; each norm is multiplied by `lie` (round, rank)."""
+    """Return the round and rank of each refused gradient.
+
+    Each norm is multiplied by the result of `lie` for its round and rank.
+    """
     groups = len(next(iter(rounds[0].values())))
     tensors = [Tensor(f"t{index}.w", (1,)) for index in range(groups)]
     judge, refused = (
@@ -82,7 +85,7 @@ def lies(rounds: Sequence[Round], who: int, first: int, last: int) -> bool:
 
 
 def trials(rounds: Sequence[Round], dice: random.Random) -> tuple[int, int]:
-    """Return, of TRIALS each, the single lies that are refused, and the lying workers with a refused push."""
+    """Return two counts, each out of TRIALS: the refused single lies, and the lying workers with a refused push."""
     once = always = 0
     for _ in range(TRIALS):
         at, begin = dice.randrange(len(rounds)), dice.randrange(max(1, len(rounds) - PATIENCE))

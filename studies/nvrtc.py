@@ -1,4 +1,4 @@
-"""NVRTC, which compiles CUDA without a device: from the package nvidia-cuda-nvrtc, or from an installed toolkit."""
+"""NVRTC, which compiles CUDA without a device. It comes from the package nvidia-cuda-nvrtc, or from an installed toolkit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from psnode.errors import ConfigurationError
 
-INSTRUCTION_BYTES = 16  # of machine code since compute capability 7.0
+INSTRUCTION_BYTES = 16  # bytes of an instruction since compute capability 7.0
 _NOTHING = 0x918  # the low twelve bits of the instruction that pads the end of a section
 _ENTRY = re.compile(r"Compiling entry function '(\w+)'")
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -43,7 +43,7 @@ class Compiled(NamedTuple):
 class Kernel(NamedTuple):
     """Figures of a kernel: registers per thread, bytes spilled to memory, and instructions of its code.
 
-    Every instruction counts once; those of subroutines, which are for rare cases, do not count.
+    Every instruction counts once. Instructions of subroutines, which are for rare cases, do not count.
     """
 
     registers: int
@@ -52,7 +52,7 @@ class Kernel(NamedTuple):
 
 
 def find() -> str | None:
-    """Return the path of the library, or None without one."""
+    """Return the path of the library, or None if there is no library."""
     spec = importlib.util.find_spec("nvidia")
     for place in spec.submodule_search_locations if spec and spec.submodule_search_locations else ():
         for path in sorted(Path(place).rglob("libnvrtc.so*"), key=lambda path: "alt" in path.name):
@@ -61,9 +61,10 @@ def find() -> str | None:
 
 
 def compile_text(text: str, architecture: str, *, contracted: bool = False) -> Compiled:
-    """Compile `text`, which has no includes, for an architecture such as sm_90, with the options that fix its results bit by bit.
+    """Compile `text` for an architecture such as sm_90, with the options that fix its results bit by bit. `text` has no includes.
 
-    `contracted`: allow fused multiply-add. Raises ConfigurationError without NVRTC, or with NVRTC's messages about the text.
+    `contracted`: allow fused multiply-add. Raises ConfigurationError if NVRTC is missing, and, with NVRTC's messages, for errors
+    in the text.
     """
     if (library := find()) is None:
         raise ConfigurationError("NVRTC is not installed: pip install nvidia-cuda-nvrtc")
@@ -86,7 +87,7 @@ def compile_text(text: str, architecture: str, *, contracted: bool = False) -> C
 
 
 def version() -> str:
-    """Return the version of the library, such as 13.5. Raises ConfigurationError without NVRTC."""
+    """Return the version of the library, such as 13.5. Raises ConfigurationError if NVRTC is missing."""
     if (library := find()) is None:
         raise ConfigurationError("NVRTC is not installed: pip install nvidia-cuda-nvrtc")
     major, minor = ctypes.c_int(), ctypes.c_int()
@@ -108,7 +109,7 @@ def _check(code: int) -> None:
 
 
 class _Section(NamedTuple):
-    """A section of an ELF file: the offset of its name, its type, its content, and the number of the section it links to."""
+    """A section of an ELF file: the offset of its name, its type, its content, and the number of the linked section."""
 
     name: int
     kind: int

@@ -1,11 +1,11 @@
 """`python -m studies.polar_design`: make the designs of the polar codec by simulation, equal for equal seeds.
 
 Values are drawn from the test channel with known bits, which a genie reveals to successive cancellation. Averaged over many
-blocks, bit i of a level has the entropies H of its prior and H' of its posterior. The bit is frozen if H - H' < tau H, as
-choosing it would gain little, unless H <= .05. If N <= 2^14, or with four levels, a level with under 1 % of such bits gets none:
-this saves the level's trees, and a wrongly drawn bit in such a level costs much. A bit is flat if H > .995. The rate is the sum
-of H over free bits, divided by N; tau is chosen between .05 and .9 so that the rate is, or comes nearest to, the nominal rate.
-Entropies are summed in integers, so that every machine makes the same designs.
+blocks, bit i of a level has the entropy H of its prior and H' of its posterior. The bit is frozen if H - H' < tau H and H > .05,
+as choosing it would gain little. If N <= 2^14, or if there are four levels, a level with less than 1 % of frozen bits gets no
+frozen bits. This saves the trees of the level, and a wrongly drawn bit in such a level would cost much. A bit is flat if H >
+.995. The rate is the sum of H over free bits, divided by N. Between .05 and .9, tau is chosen so that the rate comes nearest to
+the nominal rate. Entropies are summed in integers, so that every machine makes the same designs.
 
 Source: Korada, Urbanke, "Polar codes are optimal for lossy source coding", IEEE Trans. IT 2010.
 """
@@ -38,14 +38,17 @@ FEW = 0.01
 FAST = 1 << 14
 MANY = 4
 LEAST_TAU, MOST_TAU = 0.05, 0.9
-VALUES, MOST_BLOCKS = 1 << 25, 8192  # simulated unless a number of blocks is given
-_FINE = 4096  # entries of the entropy table, for LLRs in steps of 2 units
+VALUES, MOST_BLOCKS = 1 << 25, 8192  # simulated values and their maximum blocks, unless a number of blocks is given
+_FINE = 4096  # entries of the entropy table, whose LLRs have steps of 2 units
 _PRECISION = 20  # binary digits of an entropy
 
 
 @kernel
 def _genie(n: int, s: int, post: Llrs, prior: Llrs, bits: Masks, entropies: Int64s, sums: Int64s) -> None:
-    """Add the entropies of leaves s..s+n-1 to `sums`, rows (posterior, prior). `bits`: the leaves', afterwards the root's."""
+    """Add the entropies of leaves s..s+n-1 to the rows (posterior, prior) of `sums`.
+
+    `bits`: those of the leaves, later of the root.
+    """
     if n == 1:
         for j in range(LANES):
             sums[0, s] += entropies[min(abs(int(post[LANES + j])) >> 1, _FINE - 1)]
@@ -76,7 +79,7 @@ def transform(bits: Masks) -> Masks:
 
 
 def entropies(channel: Channel, log_length: int, rounds: int, seed: int) -> Float64s:
-    """Return mean entropies in bits, (levels, 2, N), of posterior and prior of every bit, over 32 blocks per round."""
+    """Return the mean entropies in bits of posterior and prior of every bit, shape (levels, 2, N), over 32 blocks per round."""
     size = LANES << log_length
     rng = np.random.default_rng([seed, log_length])
     llr = (2 * np.arange(_FINE) + 0.5) / UNIT

@@ -1,9 +1,9 @@
 """`python -m studies.polar_gap`: polar's distance to the rate-distortion function of a Gaussian source, and its speed.
 
-For every rate and block length N, values of N(0, 1) are encoded, and the bytes are decoded by another process. With R the bits
-per value of all these bytes, and D the mean squared error over the mean square, the gap is 10 log10 D + 20 log10(2) R decibels:
-the ratio of D to 4^-R, which no code can beat. The gap of the worst block uses the same R. Speeds are GB/s of float32
-on one core, the fastest of at least five calls and half a second, with reused buffers. With --segment, arrays of
+For every rate and block length N, values of N(0, 1) are encoded, and another process decodes the bytes. R is the number of bits
+per value in all these bytes. D is the mean squared error relative to the mean square. The gap is 10 log10 D + 20 log10(2) R
+decibels: the ratio of D to 4^-R, which no code can beat. The gap of the worst block uses the same R. Speeds are GB/s of float32
+on one core with reused buffers, for the fastest of at least five calls within at least half a second. With --segment, arrays of
 the given sizes are measured instead, in this process.
 """
 
@@ -59,7 +59,7 @@ def _fastest(call: Callable[[], object]) -> float:
 
 
 def blocks_of(rate: float, block: int, values: int) -> dict[str, Any]:
-    """Return the row for `values` values, rounded up to whole superblocks of 32 blocks."""
+    """Return the row for `values` values. The number is rounded up to whole superblocks of 32 blocks."""
     codec = get_codec(f"polar:rate={rate:g},block={block},prior=gaussian")
     size = -(-values // (LANES * block)) * LANES * block
     x = np.random.default_rng(1).standard_normal(size, np.float32)

@@ -1,4 +1,4 @@
-"""`python -m studies.polar_stages`: time of polar's stages, in nanoseconds per row of 32 values, one from each of 32 blocks.
+"""`python -m studies.polar_stages`: time of polar's stages in nanoseconds per row of 32 values, one from each of 32 blocks.
 
 One superblock of N(0, 1) is encoded and decoded repeatedly, stage by stage, on one core; the least time of each stage counts.
 Stages are called as in psnode.codecs.polarcodes.stream, without the few microseconds of Python between the calls.
@@ -33,7 +33,7 @@ _ENDLESS = 1 << 40  # bits
 
 
 class Stages:
-    """The least time of each stage, in seconds."""
+    """The minimum time of each stage in seconds."""
 
     def __init__(self) -> None:
         self.found: dict[str, float] = {}
@@ -110,7 +110,10 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """Return a row per stage and one per side: nanoseconds per row of values. Facts: `gbps` by side, and the squared `error`."""
+    """Return a row per stage and a row per side, in nanoseconds per row of values.
+
+    Facts: `gbps` by side, and the squared `error`.
+    """
     if options.rate not in designs.RATES:
         raise ConfigurationError(
             f"--rate must be one of {', '.join(f'{each:g}' for each in designs.RATES)}, not {options.rate:g}"

@@ -1,11 +1,11 @@
-"""`python -m studies.predictions`: step times that `psnode plan` predicts, beside those measured on emulated hosts; needs root.
+"""`python -m studies.predictions`: step times predicted by `psnode plan`, compared with those on emulated hosts; needs root.
 
-The situations are all combinations of --network, --rate and --workers, or as many of them as --situations draws by --seed. In
-each all contenders are measured as in `psnode bench peers`, except those that are predicted to take more than --most seconds a
-step. A profile is measured once for each network, in this process, before the first job. All hosts share this machine's cores.
+The situations are all combinations of --network, --rate and --workers, or --situations of them, drawn by --seed. In each
+situation all contenders are measured as in `psnode bench peers`, except those whose predicted step takes more than --most
+seconds. A profile is measured once for each network, in this process, before the first job. All hosts share this machine's cores.
 
-Accepted are predictions with a median error of at most 5 %, at most 10 % in nine of ten cells, and nowhere more than 20 %. These
-bounds were set before the first measurement.
+The predictions are accepted if their median error is at most 5 %, their error is at most 10 % in nine of ten cells, and no error
+exceeds 20 %. These bounds were set before the first measurement.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from psnode.jobs.planning.scenario import Scenario
 from studies.harness import Column, Found, Result, Row, Study, main
 
 MEDIAN, MOST_OF, WORST = 0.05, 0.10, 0.20
-_SHARE = 0.9  # of the cells that have to be within MOST_OF
+_SHARE = 0.9  # share of the cells whose error must not exceed MOST_OF
 _BATCHES = {"LeNet": 32, "ResNet18": 16, "torchvision:resnet18": 16, "VGG11": 16}
-_ROUND_TRIP = 2e-4  # seconds between emulated hosts
-_BURST = 256 * 1024  # bytes that their links carry at once after a pause: psnode/bench/contest/netlab.sh
+_ROUND_TRIP = 2e-4  # seconds of a round trip between emulated hosts
+_BURST = 256 * 1024  # bytes that their links carry immediately after a pause: psnode/bench/contest/netlab.sh
 
 
 class Situation(NamedTuple):
@@ -77,7 +77,7 @@ def drawn(options: Options) -> list[Situation]:
 def measure(options: Options) -> Found:
     """Return a row for each cell: the situation, `name`, `predicted` and `measured` (a list) in seconds, and `off`.
 
-    `off`: predicted over the median of measured, less 1. Raises ConfigurationError for a scheme that train refuses.
+    `off`: predicted / median of measured - 1. Raises ConfigurationError for a scheme that train refuses.
     """
     rows = list[dict[str, Any]]()
     profiles = dict[str, Profile]()
@@ -132,7 +132,10 @@ def _median(contender: Contender, shared: SharedSettings, rate: str, warmup: int
 
 
 def within(rows: Sequence[Row]) -> dict[str, float]:
-    """Return the `median` and the `worst` error, and `most`, the error that nine of ten cells stay below. Raises on no rows."""
+    """Return the `median` and the `worst` error, and `most`, the error that nine of ten cells do not exceed.
+
+    Raises without rows.
+    """
     if not rows:
         raise ConfigurationError("every cell is predicted to take longer than --most: raise it, or add faster --rate")
     errors = sorted(abs(row["off"]) for row in rows)
@@ -143,7 +146,7 @@ def within(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def regrets(rows: Sequence[Row]) -> list[float]:
-    """Return for each situation the measured step of the contender predicted to be fastest, over that of the fastest."""
+    """Return for each situation the measured step of the predicted winner, relative to that of the fastest contender."""
     found = []
     for situation in dict.fromkeys((row["network"], row["rate"], row["workers"]) for row in rows):
         own = [row for row in rows if (row["network"], row["rate"], row["workers"]) == situation]

@@ -29,7 +29,7 @@ class Thread(NamedTuple):
 
 
 def ranks(argument: str) -> dict[int, int]:
-    """Return process id and rank of all ranks that have `argument` in their command line."""
+    """Return the rank by process id for all ranks that have `argument` in their command line."""
     found: dict[int, int] = {}
     for process in _PROC.glob("[0-9]*"):
         with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
@@ -40,7 +40,7 @@ def ranks(argument: str) -> dict[int, int]:
 
 
 def threads(ranks: Mapping[int, int]) -> dict[Thread, float]:
-    """Return the milliseconds of processor time of every thread in the processes of `ranks` that still run."""
+    """Return the milliseconds of processor time of every thread in the running processes of `ranks`."""
     found: dict[Thread, float] = {}
     for process, rank in ranks.items():
         with contextlib.suppress(OSError):
@@ -62,13 +62,13 @@ def _rank(environ: bytes) -> int | None:
 
 
 def machine() -> dict[str, float]:
-    """Return the milliseconds of all processors together since the machine's start, by KINDS."""
+    """Return the milliseconds of all processors together since the machine's start, by kind (KINDS)."""
     words = (_PROC / "stat").read_text().split("\n", 1)[0].split()
     tick = 1e3 / os.sysconf("SC_CLK_TCK")
     return {kind: tick * int(word) for kind, word in zip(KINDS, words[1:], strict=False)}
 
 
 def between(before: Mapping[Thread, float], after: Mapping[Thread, float]) -> dict[Thread, float]:
-    """Return the milliseconds between two results of `threads`; a thread renamed meanwhile counts as the same thread."""
+    """Return the milliseconds between two results of `threads`. A thread whose name has changed counts as the same thread."""
     known = {thread[:3]: milliseconds for thread, milliseconds in before.items()}
     return {thread: milliseconds - known.get(thread[:3], 0.0) for thread, milliseconds in after.items()}

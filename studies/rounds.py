@@ -1,7 +1,7 @@
-"""`python -m studies.rounds`: time of the decisions over rounds for each gradient frame, by number of workers.
+"""`python -m studies.rounds`: time of the decisions about rounds for each gradient frame, by number of workers.
 
-Workers are simulated: each takes the newest version and sends the frames of its groups; a random worker sends next. A frame is
-None, and additions and updates do nothing, so that only the decisions take time.
+Workers are simulated. Each takes the newest version and sends the frames of its groups. A random worker sends the next frame.
+Frames are None, and additions and updates do nothing, so only the decisions take time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SEED = 1
 
 
 class _Play:
-    """A simulated job under `rule`. `offering`, `opening`: seconds spent so far; `version`: that of the open round."""
+    """A simulated job under `rule`. `offering`, `opening`: seconds spent so far. `version`: the version of the open round."""
 
     def __init__(self, workers: int, groups: int, rule: Rule) -> None:
         self.offering = self.opening = 0.0
@@ -37,9 +37,9 @@ class _Play:
         self._rounds = Rounds[None](slots, rule, by_rank=True, add=lambda frame: None, close=self._close)
         self._rounds.admit(range(1, workers + 1), 0)
         self._based = dict.fromkeys(range(1, workers + 1), 0)
-        self._sent = dict.fromkeys(self._based, 0)  # groups of the present step
+        self._sent = dict.fromkeys(self._based, 0)  # by rank, the number of groups sent in the present step
         self._sending: list[int] = []
-        self._waiting = list(self._based)  # for a newer version
+        self._waiting = list(self._based)  # the workers that wait for a newer version
         self._random = random.Random(_SEED)
         self._open()
 
@@ -47,7 +47,10 @@ class _Play:
         self._closed += 1
 
     def _open(self) -> None:
-        """Complete versions while waiting gradients suffice for one; then give the newest to the waiting workers."""
+        """Complete versions as long as the waiting gradients suffice for one.
+
+        Then give the newest version to the waiting workers.
+        """
         begun = time.perf_counter()
         while self._closed == self._groups:
             self.version, self._closed = self.version + 1, 0
@@ -93,7 +96,7 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """Return a row per rule and number of workers: `offer`, us per frame; `open`, us per round; `versions`, rounds of a run."""
+    """Return a row per rule and number of workers: `offer` in us per frame, `open` in us per round, and `versions` of a run."""
     sizes = options.groups, options.frames, options.repeats
     return Found([_row(name, count, *sizes) for name in options.consistency or RULES for count in options.workers])
 

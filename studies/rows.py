@@ -1,8 +1,8 @@
-"""`python -m studies.rows`: kernels generated from a codec's formula against handwritten ones, in turn, on one core.
+"""`python -m studies.rows`: kernels generated from a codec's formula compared with handwritten ones, in turn, on one core.
 
-The table has GB/s of float32 on N(0,1) in encode, encode with the error, decode and decode_add, by processor time, and the ratio
-generated / by hand. Both kernels write the same payload, and check a payload before reading it. The table also states if all
-ratios are .95 or more, so that the formula could replace the handwritten kernels.
+The table has the GB/s of float32 on N(0,1), by processor time, in encode, encode with the error, decode and decode_add, and the
+ratio generated / handwritten. Both kernels write the same payload, and check a payload before they read it. The table also states
+if all ratios are .95 or more, so that the formula could replace the handwritten kernels.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """Return rows with the GB/s `hand` and `generated`, and their `ratio`, by action. Raises ConfigurationError."""
+    """Return rows with `hand` and `generated` in GB/s, and their `ratio`, each by action. Raises ConfigurationError."""
     chosen = codecs(options.codec) or [name for name in available() if _formula(name) is not None]
     copies = beyond_cache(last_level_cache()) if options.copies is None else options.copies << 20
     values = gaussian(options.size).flat
@@ -74,7 +74,7 @@ def _row(spec: str, inputs: Rotation, targets: Rotation, seconds: float) -> dict
 
 
 def _pairs(spec: str, inputs: Rotation, targets: Rotation) -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
-    """Return by action the calls to measure, by hand and generated. AssertionError if the two write different bytes."""
+    """Return by action the calls to measure: handwritten and generated. AssertionError if the two write different bytes."""
     from psnode.codecs.rows.coder import SumCoder
     from psnode.codecs.rows.compiled import compiled
     from psnode.codecs.rows.formula import program_of

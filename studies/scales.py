@@ -1,4 +1,4 @@
-"""`python -m studies.scales`: error of one scale for all tensors of a gradient, of one for each tensor, and of buckets."""
+"""`python -m studies.scales`: error with one scale for all tensors of a gradient, with one scale per tensor, and with buckets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CODECS = (
 
 
 def error(codec: Codec, arrays: Sequence[Floats]) -> float:
-    """Return ||x - decoded||^2 / ||x||^2 over all `arrays`, each encoded separately: variance factor, or energy not captured."""
+    """Return ||x - decoded||^2 / ||x||^2 over all `arrays`, each encoded separately: the variance factor, or the lost energy."""
     lost = total = 0.0
     for index, x in enumerate(arrays):
         decoded = codec.decode(codec.encode(x, Key.derive(1, index)))

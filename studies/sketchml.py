@@ -1,8 +1,8 @@
-"""`python -m studies.sketchml`: bytes of a sparse gradient's keys and values, against SketchML's own coding of the same sketch.
+"""`python -m studies.sketchml`: bytes of a sparse gradient's keys and values, compared with SketchML's own coding of the sketch.
 
 SketchML's coding maps the values of each sign to quantile bins and the bins to groups. For every group it sends the gaps between
-keys in the fewest whole bytes for each, with two bits for the number of bytes; for every bin two floats; and one byte for each
-cell of the groups' sketches. Its error is therefore that of `sketchml` with the same bins, groups, rows and columns.
+keys, each in the fewest whole bytes, with two bits for the number of bytes. It also sends two floats for every bin, and one byte
+for each cell of the groups' sketches. So its error is that of `sketchml` with the same bins, groups, rows and columns.
 
 Source: Jiang, Fu, Yang, Cui, "SketchML: Accelerating distributed machine learning with data sketches", SIGMOD 2018.
 """
@@ -33,7 +33,7 @@ _BINS, _GROUPS, _ROWS, _COLUMNS = 256, 8, 2, 0.3  # the defaults of `sketchml`
 
 
 def original_nbytes(x: Floats) -> int:
-    """Return the bytes of SketchML's coding of 1-D `x`, without any header."""
+    """Return the bytes of SketchML's coding of the 1-D array `x`, without a header."""
     places = np.flatnonzero(x)
     values = x[places]
     total = 8 * _BINS
@@ -46,14 +46,14 @@ def original_nbytes(x: Floats) -> int:
 
 
 def _group_nbytes(keys: npt.NDArray[np.int64]) -> int:
-    """Return the bytes of a group's gaps, of their lengths, and of its sketch's cells."""
+    """Return the total bytes of a group's gaps, their lengths, and the cells of the group's sketch."""
     gaps = np.diff(keys, prepend=0)
     lengths = 1 + (gaps >= 1 << 8) + (gaps >= 1 << 16) + (gaps >= 1 << 24)
     return int(lengths.sum()) - (-keys.size // 4) + _ROWS * int(_COLUMNS * keys.size)
 
 
 def key_bits(x: Floats) -> tuple[float, float]:
-    """Return the bits per key of psnode's coding of the nonzero places, and log2 binomial(d, n) / n."""
+    """Return the bits per key in psnode's coding of the nonzero places, and the limit log2 binomial(d, n) / n."""
     places, d = np.flatnonzero(x).astype(np.uint32), x.size
     n = places.size
     used = indices.write(places, d, np.empty(indices.max_nbytes(n, d), np.uint8))
@@ -69,7 +69,7 @@ def sparse(size: int, density: float) -> Floats:
 
 
 def largest(x: Floats, density: float) -> Floats:
-    """Return the share `density` of largest magnitudes, zeros elsewhere."""
+    """Return `x` with zeros in place of all values except the share `density` with the largest magnitudes."""
     kept = np.zeros_like(x)
     chosen = np.argpartition(np.abs(x), -round(density * x.size))[-round(density * x.size) :]
     kept[chosen] = x[chosen]
@@ -87,7 +87,7 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """Return rows for random places and for a recorded gradient's largest values: the original coding, then each codec."""
+    """Return rows for random places and for a recorded gradient's largest values: first the original coding, then each codec."""
     chosen = {"random places": sparse(options.size, options.density)}
     if options.gradient is not None:
         chosen["the largest values"] = largest(inputs.recorded(options.gradient).flat, options.density)

@@ -1,8 +1,8 @@
-"""`python -m studies.threads`: processor time of a step by thread, of a real job on this machine.
+"""`python -m studies.threads`: processor time of a step by thread, in a real job on this machine.
 
-A master and W workers train under `psnode launch`, over shared memory; as the floor, W processes without any exchange train the
-same model (both as in `psnode bench peers`). They take turns, once per round. Between two steps of each, the kernel's processor
-times are read for every thread of every rank, and for the whole machine. Steps are timed by the workers' marks
+A master and W workers train under `psnode launch` over shared memory. As the floor, W processes without any exchange train the
+same model. Both are set up as in `psnode bench peers`, and take turns, once per round. At two steps of each, the kernel's
+processor times are read for every thread of every rank, and for the whole machine. Steps are timed by the workers' marks
 (bench/contest/step_marks).
 """
 
@@ -32,7 +32,7 @@ from studies.harness import Column, Found, Result, Row, Study, main
 from studies.processor import Thread, between, machine, ranks, threads
 
 SCHEME = "topk:ratio=0.005+fp16 --downlink topk:ratio=0.005+fp16"
-_AFTER = 5  # steps after the measured ones, in which all threads still exist
+_AFTER = 5  # steps after the measured ones, during which all threads still exist
 _POLL_SECONDS = 0.01
 _READ_SECONDS = 0.25
 _OTHERS = "others"
@@ -41,7 +41,7 @@ _PROCESS_SECONDS = 900.0
 
 
 class Books(NamedTuple):
-    """Milliseconds of processor time so far, at a number of steps."""
+    """Milliseconds of processor time after a number of steps."""
 
     steps: int
     threads: Mapping[Thread, float]
@@ -49,10 +49,10 @@ class Books(NamedTuple):
 
 
 class Watch:
-    """Reader of processor times: first after `first` steps, then repeatedly until `last` steps; `count()` returns the steps.
+    """Reader of processor times: first after `first` steps, then repeatedly until `last` steps.
 
-    Reads in its own thread while processes run that have `argument` in their command line. The last reading with all of the
-    threads counts, since a short job may end before the next one.
+    `count()` returns the steps so far. It reads in its own thread, as long as processes with `argument` in their command line
+    run. The last reading that includes all threads counts, since a short job may end before the next reading.
     """
 
     def __init__(self, argument: str, first: int, last: int, count: Callable[[], int]) -> None:
@@ -80,13 +80,16 @@ class Watch:
             steps = self._wait(steps + 1)
 
     def _wait(self, least: int) -> int:
-        """Block until the number of steps is `least`, or the watch is over; return the number of steps."""
+        """Block until the number of steps is `least`, or until the watch is over. Return the number of steps."""
         while (steps := self._count()) < least and not self._over.wait(_POLL_SECONDS):
             pass
         return steps
 
     def read(self) -> tuple[dict[Thread, float], dict[str, float]]:
-        """Return milliseconds per step by thread, and of the machine by kind. TransportError if the steps ended too early."""
+        """Return the milliseconds per step by thread, and those of the machine by kind.
+
+        TransportError if the steps ended too early.
+        """
         own = [{thread[:3] for thread in book.threads if _name(thread) != _OTHERS} for book in self._books]
         whole = [book for book, there in zip(self._books, own, strict=True) if own[0] <= there]
         if not own or not own[0] or whole[-1].steps == whole[0].steps:
@@ -117,7 +120,7 @@ class Options:
 def measure(options: Options) -> Found:
     """Return rows with a name and a figure per round, `values`. Fact: `measured`, the figures of all rounds (see `_figures`).
 
-    Round r trains with seed + r. Raises ConfigurationError for a scheme that train refuses, TransportError if a job fails.
+    Round r trains with seed + r. Raises ConfigurationError for a scheme that train refuses, and TransportError if a job fails.
     """
     from psnode.tasks.classification import Classification
 

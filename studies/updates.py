@@ -1,8 +1,8 @@
-"""`python -m studies.updates`: time of an optimizer step on the master, against torch's step and a copy.
+"""`python -m studies.updates`: time of an optimizer step on the master, compared with torch's step and with a copy.
 
-A step reads the sum of gradients and changes weights and moments, all of which are out of the cache. The floor is the time of a
-copy of as many bytes as the step reads and writes, at the rate measured in the same run on one thread. torch's step updates one
-tensor at a time (`foreach=False`) and, unlike psnode's, neither computes the mean nor clears the sum.
+A step reads the sum of gradients and changes weights and moments. All of these are outside the cache. The floor is the time of a
+copy that reads and writes the same number of bytes as the step, at the rate measured in the same run on one thread. torch's step
+updates one tensor at a time (`foreach=False`). Unlike psnode's step, it does not compute the mean, and does not clear the sum.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """Return rows with `ns` and `torch_ns` per parameter, `gbps`, and `floor`: ns over that of the floor."""
+    """Return rows with `ns` and `torch_ns` per parameter, `gbps`, and `floor`, the ratio of `ns` to the ns of the floor."""
     import torch
 
     names, size = options.optimizer or tuple(KINDS), options.size
@@ -107,7 +107,7 @@ def measure(options: Options) -> Found:
         actions: dict[str, Callable[[], object]] = {"copy": lambda: np.copyto(target, source)}
         for name in names:
             actions[name], actions[f"torch {name}"] = Ours(name, size).take, Theirs(name, size).take
-            actions[name]()  # compiles the kernels
+            actions[name]()  # compile the kernels
         best = {name: took / size for name, took in best_in_turn(actions, options.repeats, 0.0).items()}
     finally:
         torch.set_num_threads(threads)

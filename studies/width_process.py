@@ -2,8 +2,9 @@
 
     python -m studies.width_process SIZE COPIES SPEC...
 
-The process prints lines of JSON: once everything is compiled, a digest of each codec's payload; then, for each line SPEC, ACTION
-and CALLS on standard input, the nanoseconds of processor time of a call. The process ends with its input.
+The process prints lines of JSON. When everything is compiled, it prints a digest of each codec's payload. Then, for each line
+SPEC, ACTION and CALLS on standard input, it prints the nanoseconds of processor time of a call. The process ends when its input
+ends.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from psnode.bench.yardsticks.timing import timed
 from psnode.codecs import get_codec
 from psnode.config.plain_json import to_json
 
-READ = "read"  # in place of a spec: read the memory only
+READ = "read"  # given in place of a spec: only read the memory
 
 
 def main(size: int, copies: int, specs: Sequence[str]) -> None:

@@ -1,13 +1,14 @@
 """`python -m studies.widths`: kernels compiled for several processors and vector widths, in turn, on one core.
 
-Figures are GB/s of float32 on N(0,1), by processor time. Some processors run a 512-bit instruction as two halves, others lower
-their clock for it, so the fastest width has to be measured. There is one process for each target that this processor can run:
+Figures are GB/s of float32 on N(0,1), by processor time. Some processors run a 512-bit instruction as two halves. Others lower
+their clock for such instructions. So the fastest width has to be measured. There is one process for each target that this
+processor can run:
 
-    host      as psnode compiles on this machine
-    256       at most 256 bits where LLVM chooses the width (`+prefer-256-bit`)
-    512       the processor's full width there; left out on AMD, where it is the host's
-    AVX2      without AVX-512, as for a processor with AVX2 only
-    Intel     as for Intel's Ice Lake with this processor's features: kernels prefetch memory. Only on AMD up to Zen 4
+    host      kernels as psnode compiles them on this machine
+    256       at most 256 bits, if LLVM chooses the width (`+prefer-256-bit`)
+    512       the processor's full width, if LLVM chooses the width; left out on AMD, where this is the same as host
+    AVX2      without AVX-512, as for a processor that has only AVX2
+    Intel     as for Intel's Ice Lake, but with this processor's features: kernels prefetch memory. Only on AMD up to Zen 4
     AMD       as for a Zen 4: kernels leave prefetching to the processor. Only on other processors
     baseline  only features that every processor of this architecture has
 
@@ -44,7 +45,7 @@ _BASELINE = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
 
 
 def targets(name: str, features: str) -> dict[str, dict[str, str]]:
-    """Return Numba's variables by target, for the targets that run on processor `name` with `features`, in LLVM's terms."""
+    """Return Numba's variables by target, for the targets that run on the processor `name` with `features` (both as in LLVM)."""
     has = set(features.split(","))
     found: dict[str, dict[str, str]] = {HOST: {}}
     if "+avx512f" in has:
@@ -78,7 +79,7 @@ class _Process:
     def time(self, spec: str, action: str, calls: int) -> float:
         """Return the nanoseconds of processor time of a call."""
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # the missing answer reports the end of the process
+        with contextlib.suppress(BrokenPipeError):  # the end of the process is detected by the missing answer
             print(to_json([spec, action, calls]), file=self._process.stdin, flush=True)
         return float(self._answer())
 
@@ -110,7 +111,7 @@ class Options:
 def measure(options: Options) -> Found:
     """Return rows with a spec, an action, and `gbps` by target. Facts: `targets`, and `read`, GB/s by target.
 
-    Raises PsnodeError if payloads differ or a process ends, ConfigurationError for a codec from outside psnode.
+    Raises PsnodeError if payloads differ or a process ends, and ConfigurationError for a codec from outside psnode.
     """
     specs, size, seconds = codecs(options.codec), options.size, options.seconds
     copies = beyond_cache(last_level_cache()) if options.copies is None else options.copies << 20
@@ -133,7 +134,7 @@ def measure(options: Options) -> Found:
 
 
 def _best(processes: Sequence[_Process], spec: str, action: str, size: int, seconds: float) -> dict[str, float]:
-    """Return GB/s by target, the best of the repetitions; the processes take turns in each."""
+    """Return the GB/s of the best repetition, by target. In each repetition the processes take turns."""
     once = {process.name: max(process.time(spec, action, 1), 1.0) for process in processes}
     best = dict.fromkeys(once, math.inf)
     for _ in range(_REPEATS):
@@ -144,7 +145,7 @@ def _best(processes: Sequence[_Process], spec: str, action: str, size: int, seco
 
 
 def _columns(result: Result) -> list[Column]:
-    """Return columns of GB/s by target, the host's also as a share of the read bandwidth, the others' of the host's."""
+    """Return columns of GB/s by target: the host's also relative to the read bandwidth, the others relative to the host's."""
 
     def ratio(name: str) -> Callable[[Row], str]:
         return lambda row: f"{row['gbps'][name] / row['gbps'][HOST]:.2f}"

@@ -326,8 +326,7 @@ def _show(findings: list[Finding]) -> None:
 
 
 def _verdict(findings: Sequence[Finding]) -> str:
-    """Return the last line of the report: whether a run can work on this machine, and the names of the findings to mend, in the
-    order of mending.
+    """Return the last line of the report: if a run can work on this machine, and the names of the findings to mend, in order.
 
     The findings are in the order of the checks, since a later finding may be a consequence of an earlier one.
     """

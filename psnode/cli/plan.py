@@ -175,8 +175,10 @@ def _refuse_together(groups: str | None, profile: Path | None, *, as_json: bool,
 
 
 def _topologies(text: str | None) -> tuple[str, ...]:
-    """Return the topologies that the option names; none without it. Raises ConfigurationError for unknown
-    ones."""
+    """Return the topologies that the option names; none without it.
+
+    Raises ConfigurationError for unknown ones.
+    """
     from psnode.exchange.routes.topologies import COMPARED
 
     if text is None:

@@ -49,8 +49,8 @@ def supervise(
     """Run `command` (an mpirun) in its own session until all of its processes have ended.
 
     * After TERM, INT, USR1 or HUP to this process, mpirun gets USR1 and passes it to the ranks. Shortly before `kill_after`
-    seconds are over, mpirun gets TERM, and then the whole session gets KILL. A second INT acts as an immediate TERM. * If rank 0
-    has ended on this host and mpirun does not end within `kill_after`, the remaining ranks are killed, and after the
+      seconds are over, mpirun gets TERM, and then the whole session gets KILL. A second INT acts as an immediate TERM.
+    * If rank 0 has ended on this host and mpirun does not end within `kill_after`, the remaining ranks are killed, and after the
       same time again mpirun itself.
     * If mpirun is killed, the ranks have `kill_after` seconds to end.
     * If this process is killed, mpirun gets USR1.

@@ -282,8 +282,10 @@ def _no_credentials() -> ec2_errors.AccessError:
 
 
 def _shown(client: Any, service: str, operation: str, parameters: Mapping[str, Any]) -> str:
-    """Return a call as one line: service, operation, region and parameters. In place of a script, the line has the script's
-    number of lines."""
+    """Return a call as one line: service, operation, region and parameters.
+
+    In place of a script, the line has the script's number of lines.
+    """
     if "UserData" in parameters:
         parameters = {**parameters, "UserData": f"({len(parameters['UserData'].splitlines())} lines of sh)"}
     return f"call {service} {operation} in {client.meta.region_name} {to_json(parameters, default=_plain, sort_keys=True)}"

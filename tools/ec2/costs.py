@@ -23,8 +23,10 @@ _ADDRESS = 0.005  # USD for an hour of a public IPv4 address in every region (AW
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of a node: hours since its start, and USD an hour. `at_most`: True if the spot price is unknown; then `hourly` is its
-    limit."""
+    """Cost of a node: hours since its start, and USD an hour.
+
+    `at_most`: True if the spot price is unknown; then `hourly` is its limit.
+    """
 
     node: Node
     hours: float
@@ -109,8 +111,10 @@ def on_demand_price(cloud: Cloud, settings: Settings, name: str) -> float:
 
 
 def volume_price(cloud: Cloud, settings: Settings, kind: str) -> float:
-    """Return the price of a GiB of this kind of volume, such as gp3, in USD per hour. Raises SettingsError for an unknown
-    price."""
+    """Return the price of a GiB of this kind of volume, such as gp3, in USD per hour.
+
+    Raises SettingsError for an unknown price.
+    """
     return _listed(cloud, settings, kind, {"productFamily": "Storage", "volumeApiName": kind}, "GB-Mo") / _HOURS
 
 

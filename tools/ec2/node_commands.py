@@ -147,8 +147,10 @@ def _one(way: Access, index: int, words: tuple[str, ...]) -> int:
 
 
 def _put(session: CommandContext, node: str, local: Path, remote: str) -> None:
-    """Copy a file or a folder to nodes. REMOTE is relative to the home directory. A folder becomes REMOTE, or goes into
-    REMOTE/."""
+    """Copy a file or a folder to nodes.
+
+    REMOTE is relative to the home directory. A folder becomes REMOTE, or goes into REMOTE/.
+    """
     if not local.exists():
         raise SettingsError(f"{local} does not exist: name a file or a folder")
     way = session.way()
@@ -156,8 +158,10 @@ def _put(session: CommandContext, node: str, local: Path, remote: str) -> None:
 
 
 def _get(session: CommandContext, node: str, remote: str, local: str) -> None:
-    """Copy a file or a folder from a node. A folder becomes LOCAL, or goes into LOCAL/. Copies from several nodes go to
-    LOCAL/NODE/."""
+    """Copy a file or a folder from a node.
+
+    A folder becomes LOCAL, or goes into LOCAL/. Copies from several nodes go to LOCAL/NODE/.
+    """
     way = session.way()
     chosen = way.choose(node)
     for each in chosen:

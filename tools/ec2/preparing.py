@@ -115,8 +115,7 @@ def without_secrets(package: str) -> tuple[str, dict[str, str]]:
 
 
 def constraints_of(settings: Settings) -> Path | None:
-    """Return the constraints file for pip: the configured one, otherwise that of the checkout from which psnode will be
-    installed.
+    """Return the constraints file for pip: the configured one, otherwise that of the checkout that will be installed.
 
     Returns None if there is neither file. Raises SettingsError if the configured file does not exist.
     """

@@ -138,8 +138,10 @@ def own_range(cloud: Cloud, settings: Settings) -> str:
 
 @dataclass(frozen=True)
 class Volume:
-    """An EBS volume. `node`: the instance to which it is attached, if any. `stays`: True if it does not end with this
-    instance."""
+    """An EBS volume.
+
+    `node`: the instance to which it is attached, if any. `stays`: True if it does not end with this instance.
+    """
 
     id: str
     kind: str  # gp3, io2, ...

@@ -49,8 +49,9 @@ def run(
     keep: Path | None = None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """Measure all contenders. Round r trains with seed + r. For the rows of the result see `row` in
-    psnode.bench.contest.standings.
+    """Measure all contenders.
+
+    Round r trains with seed + r. For the rows of the result see `row` in psnode.bench.contest.standings.
 
     Args:
         schemes: each a scheme, followed by flags of train. ddp: kinds of `ddp_process`. rates: of the links; none: unshaped.

@@ -26,8 +26,10 @@ class CurvePoint(NamedTuple):
     computing: float
 
     def at_rate(self, rate: float | None) -> float | None:
-        """Return the estimated seconds on links of `rate` bit/s: computation plus transfer, without overlap. None without a
-        rate."""
+        """Return the estimated seconds on links of `rate` bit/s: computation plus transfer, without overlap.
+
+        None without a rate.
+        """
         return None if rate is None else self.computing + 8 * self.link_bytes / rate
 
     def as_dict(self, rate: float | None) -> dict[str, Any]:

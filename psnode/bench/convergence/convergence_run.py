@@ -80,8 +80,7 @@ class ConvergenceRun:
         return [*train, "--local", workers] if self.local else ["launch", "-n", workers, "--", *train]
 
     def check(self) -> None:
-        """Raise ConfigurationError for settings that train would refuse, and PsnodeError if the directory contains another
-        run."""
+        """Raise ConfigurationError for settings that train would refuse, PsnodeError if the directory contains another run."""
         try:
             given = given_in([*self.common, *self._coding])
             file = given.pop(FILE, None)

@@ -21,8 +21,10 @@ def fold(words: npt.NDArray[np.uint64]) -> np.uint64:
 
 
 def read_bandwidth(copies: Rotation, seconds: float = 0.1) -> dict[str, float]:
-    """Return the median and quartiles of the GB/s at which one core reads `copies` in turn. A single copy is read from the
-    cache."""
+    """Return the median and quartiles of the GB/s at which one core reads `copies` in turn.
+
+    A single copy is read from the cache.
+    """
     return rate(lambda: read_once(copies.take()), _words(copies.take()).nbytes, seconds)
 
 

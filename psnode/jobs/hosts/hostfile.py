@@ -39,8 +39,10 @@ def text_of(path: Path) -> str:
 
 
 def hosts_of(path: Path) -> list[Host]:
-    """Return the hosts in a file in order, each once, with the sum of its slots. Raises ConfigurationError for an unusable
-    file."""
+    """Return the hosts in a file in order, each once, with the sum of its slots.
+
+    Raises ConfigurationError for an unusable file.
+    """
     slots: dict[str, int] = {}
     for number, line in enumerate(text_of(path).splitlines(), 1):
         words = line.split("#")[0].strip()

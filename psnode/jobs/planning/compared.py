@@ -16,8 +16,7 @@ _USUAL = ("qsgd", "topk")
 
 
 def compared(base: Config, schemes: Sequence[str]) -> dict[str, Config]:
-    """Return the compared runs by name: `base` with its own scheme, with dense, with bf16, and with each of `schemes` (default:
-    _USUAL).
+    """Return the compared runs by name: `base` with its own scheme, dense, bf16, and each of `schemes` (default: _USUAL).
 
     The settings of the base's own scheme do not apply to the other schemes. `schemes`: texts as in
     psnode.jobs.planning.scheme_flags. Raises ConfigurationError for a scheme that train would refuse, and for a scheme that sets

@@ -183,8 +183,10 @@ class _Worker:
         self.last = self.backward = graph.add(PASSES, 0, [])
 
     def step(self, arrived: Sequence[Sequence[int]], complete: Sequence[int]) -> list[int]:
-        """Add a step on weights that arrive by group with the activities `arrived`. Return by group the activity that codes its
-        gradient."""
+        """Add a step on weights that arrive by group with the activities `arrived`.
+
+        Return by group the activity that codes its gradient.
+        """
         groups, profile = self._costs.groups, self._profile
         now = 0.0
         for index in sorted(range(len(groups)), key=lambda index: groups[index].needed):

@@ -60,8 +60,10 @@ class Graph:
         return len(self.resources) - 1
 
     def queue(self) -> int:
-        """Add a queue, such as a thread or a connection. Its activities run one at a time; the lowest urgency number runs
-        first."""
+        """Add a queue, such as a thread or a connection.
+
+        Its activities run one at a time; the lowest urgency number runs first.
+        """
         self.queues += 1
         return self.queues - 1
 

@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 class Figures(Protocol):
     """The figures of a session, in steps of the whole job.
 
-    * steps_per_epoch, total_steps: the length of an epoch and of the run; epoch: the number of finished epochs * lr: the learning
-    rate of the last step that was taken, or, before the first step, of the first step * gradient_norm: the L2 norm of the mean
-    gradient of the last step, before clipping. It is None without clip_grad_norm, and before the first step
+    * steps_per_epoch, total_steps: the length of an epoch and of the run; epoch: the number of finished epochs
+    * lr: the learning rate of the last step that was taken, or, before the first step, of the first step
+    * gradient_norm: the L2 norm of the mean gradient of the last step, before clipping; None without clip_grad_norm, and before
+      the first step
     """
 
     @property
@@ -54,8 +55,10 @@ class RecordedFigures:
 
     @property
     def total_steps(self) -> int:
-        """The last step of the run. Earlier epochs may have had other numbers of steps, because the number of workers
-        differed."""
+        """The last step of the run.
+
+        Earlier epochs may have had other numbers of steps, because the number of workers differed.
+        """
         offset = round(self._last["epoch"] * self.steps_per_epoch) - self._last["step"] if self._last else 0
         return self._config.total_steps(self.steps_per_epoch, offset)
 

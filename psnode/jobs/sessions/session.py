@@ -59,12 +59,13 @@ _FINAL_TAG = 1  # tag of the messages with the final weights
 class Session:
     """One rank's part of a job in which the program has its own training loop. A session is a context manager.
 
-    * settings: the settings of `psnode train`, by their names in Config * constrain(model): restores constraints on the weights
-    after each update, like Task.constrain * parameter_groups: in the format of torch.optim (Task.parameter_groups) *
-    learning_rate(step, lr=, steps_per_epoch=, total_steps=): the user's own schedule (Task.learning_rate) * optimizer: a name, or
-    a function that creates the optimizer of each tensor (Task.optimizer) * gradients: "backward" to send them during the backward
-    pass, or "step" to send them in `step`, so that the loop may change them before * beside: modules or parameters on which the
-    loss depends, but which the loop itself trains
+    * settings: those of `psnode train`, by their names in Config
+    * constrain(model): restores constraints on the weights after each update, like Task.constrain
+    * parameter_groups: in the format of torch.optim (Task.parameter_groups)
+    * learning_rate(step, lr=, steps_per_epoch=, total_steps=): the user's own schedule (Task.learning_rate)
+    * optimizer: a name, or a function that creates the optimizer of each tensor (Task.optimizer)
+    * gradients: "backward" sends them during the backward pass; "step" sends them in `step`, so that the loop may change them first
+    * beside: modules or parameters on which the loss depends, but which the loop itself trains
 
     When the block ends, the model of every rank has the weights of the last checkpoint, in its own memory.
     """

@@ -73,8 +73,10 @@ class Spread:
 
 
 def durations_of(file: Path) -> tuple[float, ...]:
-    """Return the durations in a file, one number above 0 per line. Raises ConfigurationError if the file contains anything
-    else."""
+    """Return the durations in a file, one number above 0 per line.
+
+    Raises ConfigurationError if the file contains anything else.
+    """
     try:
         found = tuple(map(float, file.read_text().split()))
     except (OSError, ValueError) as error:

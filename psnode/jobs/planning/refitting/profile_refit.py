@@ -3,9 +3,10 @@
 The run determines, as medians over its steps,
 
 * the passes under all schemes. Their times are multiplied by one factor, and so is the loading of weights, since the run's
-seconds of passes include it; * coding, decoding and updates of its own scheme. Those of another scheme are multiplied by the same
-factors, as on a faster or slower host, if both schemes are lossy or both are not; * the bytes of its own scheme, in both
-directions.
+  seconds of passes include it;
+* coding, decoding and updates of its own scheme. Those of another scheme are multiplied by the same factors, as on a faster or
+  slower host, if both schemes are lossy or both are not;
+* the bytes of its own scheme, in both directions.
 
 Everything else stays as measured: the bytes of other schemes, the seconds that DDP adds, the seconds of its optimizer, the prices
 of messages and of their bytes, and the work of master and workers that belongs to no group.

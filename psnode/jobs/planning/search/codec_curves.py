@@ -22,8 +22,7 @@ Counts = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class CostLine:
-    """The parameters of a group's cost: `fixed` for the group, `coded` for each coded coordinate, and `plain` for each uncoded
-    one."""
+    """The terms of a group's cost: `fixed` for the group, `coded` for each coded coordinate, `plain` for each uncoded one."""
 
     fixed: float
     coded: float

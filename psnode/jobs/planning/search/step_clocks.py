@@ -219,8 +219,7 @@ class StepClocks:
 
     @property
     def reversed_from(self) -> npt.NDArray[np.bool_]:
-        """For every tensor and for the end: True if it and all later tensors are used before all tensors that are ready
-        earlier."""
+        """For every tensor, and the end: True if it and all later tensors are used before all that are ready earlier."""
         own = np.append(self._needed <= self._earlier[:-1], True)
         found: npt.NDArray[np.bool_] = np.logical_and.accumulate(own[::-1])[::-1]
         return found

@@ -1,5 +1,4 @@
-"""Ways to group a model's tensors, each with its costs and its plan: by the rule, by a search, and by the methods of two
-papers."""
+"""Ways to group a model's tensors, each with costs and plan: by the rule, by searches, and by the methods of two papers."""
 
 from __future__ import annotations
 
@@ -97,8 +96,7 @@ class Ways:
         return self._way({0: MERGECOMP, 1: ONE, 2: TWO, 3: THREE}[groups], found.groups, found.seconds)
 
     def secopa(self, *, overlapped: bool = False) -> Way | None:
-        """Return SeCoPa's way, with the sum of stages or with overlapped stages; None if the scheme's codec has no
-        alternative."""
+        """Return SeCoPa's way, with the sum of stages or overlapped stages; None if the scheme's codec has no alternative."""
         if len(self._candidates) < 2:
             return None
         return self._way(SIDES if overlapped else SECOPA, secopa(self._all, overlapped=overlapped))
