@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Golden payloads on aarch64, the processor of Graviton and other ARM servers: every processor has to write the same bytes. qemu
-# emulates it; Python comes from Debian's arm64 packages, wheels have the versions of this clone's environment; the system is not
-# changed.
+# emulates this processor. Python comes from Debian's arm64 packages, and wheels have the versions of this clone's environment.
+# The system is not changed.
 #
 #   sudo apt-get install qemu-user-static g++-aarch64-linux-gnu   # on Debian; without the compiler, CUDA text as C++ is skipped
-#   scripts/aarch64.sh [PYTEST ARGUMENTS...]                      # default: all golden payloads; kernels compile 20 times as slowly there
+#   scripts/aarch64.sh [PYTEST ARGUMENTS...]                      # default: all golden payloads; kernels compile 20 times as slowly
 #
-# Everything made stays in build/aarch64, and the next run reuses it.
+# All results stay in build/aarch64, and the next run reuses them.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

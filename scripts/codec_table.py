@@ -1,4 +1,4 @@
-"""Print the table of codecs in docs/codecs.md, measured on this machine: scripts/codec_table.py [--write]  (into that page)."""
+"""Print the table of codecs in docs/codecs.md, measured on this machine: scripts/codec_table.py [--write]  (into the page)."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ ROWS = (
 
 
 def fastest(call: Callable[[], object]) -> float:
-    """Return the seconds of the fastest of `REPEATS` calls, after one that compiles and warms up."""
+    """Return the seconds of the fastest of `REPEATS` calls, after a first call that compiles and warms up."""
     call()
     seconds = []
     for _ in range(REPEATS):

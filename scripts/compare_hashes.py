@@ -1,7 +1,8 @@
-"""Final weights of every scheme by two checkouts: scripts/compare_hashes.py OTHER [--workers P]... [--scheme S]...
+"""Comparison of every scheme's final weights in two checkouts: scripts/compare_hashes.py OTHER [--workers P]... [--scheme S]...
 
-Each scheme trains LeNet on the embedded digits for 8 steps under `psnode launch`, with the code of this checkout and with that of
-OTHER, with overlap and the scheme's own downlink. Prints a Markdown table of the hashes; the exit code is 1 if any differ.
+Each scheme trains LeNet on the embedded digits for 8 steps under `psnode launch`, with the code of this checkout and with the
+code of OTHER. Overlap is on, and the downlink is the scheme's own. Prints a Markdown table of the hashes. The exit code is 1 if
+any hashes differ.
 """
 
 from __future__ import annotations

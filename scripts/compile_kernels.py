@@ -1,9 +1,9 @@
-"""Compile the kernels of all codecs, each codec in one process only, with as many processes as there are cores.
+"""Compile the kernels of all codecs, each codec in only one process, with one process per core.
 
     scripts/compile_kernels.py
 
-Concurrent tests or ranks of a job that find a kernel uncompiled would all compile it. A process ends after a few codecs, because
-the compiler retains some ten megabytes for every kernel. Cached kernels are loaded, which takes seconds.
+Without this script, concurrent tests or ranks of a job would all compile a missing kernel. A process ends after a few codecs,
+because the compiler keeps about ten megabytes of memory for every kernel. Cached kernels are only loaded, which takes seconds.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def main() -> None:
     processes = len(os.sched_getaffinity(0))
     with get_context("spawn").Pool(processes, maxtasksperchild=4) as pool:
         for specs in (available(), CHAINS):
-            list(pool.imap_unordered(compile_all, specs))  # any free process takes the next one
+            list(pool.imap_unordered(compile_all, specs))  # any free process takes the next codec
 
 
 if __name__ == "__main__":

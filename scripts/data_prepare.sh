@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fetch data sets, training and test parts, before any run: on every node, or once into a directory that the nodes share.
+# Fetch the training and test parts of data sets before any run: on every node, or once into a directory that all nodes share.
 #
 #   data_prepare.sh [NAME...]   [mnist cifar10 svhn]
 #   DATA_DIR                    the target folder, for --data-dir later [data]

@@ -3,7 +3,7 @@
 # the navigation, is an error.
 #
 #   scripts/docs.sh             build; build/site/index.html is the first page
-#   scripts/docs.sh --serve     build anew whenever a page changes, on http://127.0.0.1:8000
+#   scripts/docs.sh --serve     serve on http://127.0.0.1:8000, and build anew whenever a page changes
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/venv.sh

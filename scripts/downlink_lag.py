@@ -1,11 +1,11 @@
-"""Causes of the loss of a coded downlink: a transformer under AdamW in one process, with every part of the downlink by itself.
+"""Causes of the loss of a coded downlink: a transformer under AdamW in one process, with each part of the downlink separately.
 
     python scripts/downlink_lag.py --up polar:rate=1,block=16384 --down polar:rate=1,block=16384 --small coded --lead 0.8
     python scripts/downlink_lag.py --noise 0.74
     python scripts/downlink_lag.py --follow 0.7
 
 The model is examples/charlm.py's transformer, with two workers of 8 windows each, AdamW at .002 with a cosine schedule, and
-clipping by the global norm 1. Gradients are computed at y; each worker codes them with error feedback; the master updates x.
+clipping by the global norm 1. Gradients are computed at y. Each worker codes them with error feedback. The master updates x.
 
     --down SPEC --lead L   y += decode(encode(x + L u - y)), u the present update: psnode's downlink, with --downlink-lead
     --gain G               the decoded change times G
@@ -13,10 +13,10 @@ clipping by the global norm 1. Gradients are computed at y; each worker codes th
     --follow P             y += P (x - y): delay alone, like that of a codec that decodes P times the change, without its noise
     --down-gradient SPEC   the mean gradient coded once more, with a residual, in place of the weights
 
-A SPEC is psnode's, or test:R, the Gaussian test channel of R bits: (1 - D) z + noise of variance D (1 - D), D = 4^-R.
-A row of the table has the loss on the last tenth of the text, the mean training loss of the last 100 steps, the factor by which
-both ways together send fewer bytes than float32, and at several steps (x - y) u / u^2: the number of updates by which y lags x;
-if it is below 0, y is ahead.
+A SPEC is psnode's, or test:R, the Gaussian test channel of R bits: (1 - D) z + noise of variance D (1 - D), D = 4^-R. A row of
+the table has the loss on the last tenth of the text, the mean training loss of the last 100 steps, the factor by which both
+directions together send fewer bytes than float32, and, at several steps, (x - y) u / u^2. This is the number of updates by which
+y lags x; if it is negative, y is ahead.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from psnode.task import load_task
 
 EXAMPLE = str(Path(__file__).parents[1] / "examples" / "charlm.py")
 LENGTH, BATCH, LR, CLIP, BETA1, BETA2, EPS = 64, 8, 2e-3, 1.0, 0.9, 0.999, 1e-8
-SMALL = 1024  # values; smaller tensors travel uncoded unless --small coded
+SMALL = 1024  # values; smaller tensors travel uncoded, except with --small coded
 
 
 class Channel:
-    """A channel for vectors: the values at `places` are coded, the others unchanged. Counts bytes."""
+    """A channel for vectors. The values at `places` are coded, and the others are unchanged. The channel counts bytes."""
 
     def __init__(self, spec: str, places: np.ndarray[Any, Any], size: int, seed: int) -> None:
         self._spec, self._places, self._size = spec, places, size

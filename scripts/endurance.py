@@ -1,7 +1,8 @@
 """Growth of the master: scripts/endurance.py [--steps N] [--workers P]  prints memory, descriptors and threads of rank 0.
 
-LeNet trains on the embedded digits under `psnode launch`; rank 0 is inspected after every tenth of the run. The exit code is 1 if
-between the second and the last inspection resident memory grew by more than 4 MiB, or the number of descriptors or threads grew.
+LeNet trains on the embedded digits under `psnode launch`. Rank 0 is inspected after every tenth of the run. The exit code is 1
+if, between the second and the last inspection, resident memory grew by more than 4 MiB, or the number of descriptors or threads
+grew.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# On the master, during a run or after it: evaluate its checkpoints as they appear. Arguments go to `psnode evaluate`.
+# On the master, during a run or after it: evaluate the checkpoints of the run as they appear. Arguments go to `psnode evaluate`.
 #
 #   evaluate.sh --train-dir runs/first
 set -euo pipefail

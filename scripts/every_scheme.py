@@ -1,8 +1,8 @@
-"""Train two steps of every scheme with the installed psnode, a master and two workers in this process.
+"""Train two steps of every scheme with the installed psnode, with a master and two workers in this process.
 
     python scripts/every_scheme.py
 
-Prints each scheme's result. The exit code is 1 if a scheme does not end with 0.
+Prints each scheme's result. The exit code is 1 if a scheme ends with a code other than 0.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
 """Feed psnode malformed bytes: scripts/fuzz.py [--runs N] [--codec SPEC] [--seed S] [--coverage DIR] [FILE ...]
 
-Frames of every kind and payloads of every codec are changed, most of them sealed again with correct lengths and a correct
-checksum, and read as by a master. Only WireError, CodecError and CheckpointError may be raised; a payload that is refused
-must not have changed the sum; memory may not grow by more than 256 MiB, and no input may take half a minute.
-The first input that breaks a rule is written to fuzz-failure.bin, and the exit code is not 0. --codec: payloads of this codec
-only.
+Frames of every kind and payloads of every codec are changed. Most of them then get correct lengths and a correct checksum. They
+are read as by a master. There are four rules: only WireError, CodecError and CheckpointError may be raised; a payload that is
+refused must not have changed the sum; memory may not grow by more than 256 MiB; and no input may take half a minute. The first
+input that breaks a rule is written to fuzz-failure.bin, and the exit code is not 0. --codec: only payloads of this codec.
 
-Changes are drawn from the seed; with --coverage they are libFuzzer's, guided by the coverage of psnode (needs `atheris`),
-and inputs that reach new code are added to DIR. FILE: only read these inputs again. fuzz_inputs.py describes
-an input.
+Changes are drawn from the seed. With --coverage, libFuzzer makes the changes, guided by the coverage of psnode (needs `atheris`),
+and inputs that reach new code are added to DIR. FILE: only read these inputs again. For the format of an input see
+fuzz_inputs.py.
 """
 
 from __future__ import annotations
@@ -38,14 +37,14 @@ HANG_SECONDS = 30
 
 
 def watch_memory() -> None:
-    """Make further allocations of more than ROOM_BYTES in all fail."""
+    """Limit further allocations to a total of ROOM_BYTES: allocations above this limit fail."""
     used = next(int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmSize"))
     resource.setrlimit(resource.RLIMIT_AS, (1024 * used + ROOM_BYTES, resource.RLIM_INFINITY))
 
 
 @contextlib.contextmanager
 def last_input() -> Iterator[Callable[[bytes], None]]:
-    """Keep the present input in FAILURE, a file that outlives a crash of the interpreter; delete the file on success."""
+    """Keep the present input in the file FAILURE, which outlives a crash of the interpreter. Delete the file on success."""
     with FAILURE.open("w+b") as file:
         file.truncate(1 << 20)
         with mmap.mmap(file.fileno(), 1 << 20) as memory:
@@ -66,7 +65,7 @@ def last_input() -> Iterator[Callable[[bytes], None]]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read random changes of the seeds and of the corpus, and return the exit code."""
+    """Read random changes of the seeds and the corpus, and return the exit code."""
     read, rng = Reader(), random.Random(args.seed)
     pool = [*seeds([args.codec] if args.codec else forms())]
     if not args.codec:
@@ -91,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _functions() -> Iterator[FunctionType]:
-    """Yield the functions of psnode that Python interprets, without the kernels, whose original bytecode Numba compiles."""
+    """Yield the functions of psnode that Python interprets. Kernels are left out, since Numba compiles their bytecode."""
     for name, module in list(sys.modules.items()):
         if name.split(".")[0] == "psnode":
             for thing in list(vars(module).values()):

@@ -1,8 +1,8 @@
 """Inputs of scripts/fuzz.py: valid frames and payloads, and the changes made to them.
 
-The first byte of an input, modulo 4, is the kind of the rest: PAYLOAD, a payload; FRAME, a frame whose length and checksum are
-corrected first; RAW, an unmodified frame; GROUP, the two payloads of a gradient frame, separated at the place that the first two
-bytes give.
+The first byte of an input, modulo 4, states the kind of the remaining bytes: PAYLOAD, a payload; FRAME, a frame whose length and
+checksum are corrected first; RAW, an unmodified frame; GROUP, the two payloads of a gradient frame. The first two bytes of a
+GROUP state the place of the second payload.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ INTERESTING = [0, 1, 2, 0x7F, 0x80, 0xFF, 0xFFFF, 0x7F800000, 0x7FFFFFFF, 0x8000
 
 
 def forms() -> list[str]:
-    """Return the specs whose payloads are seeds: every codec, further parameters and chains, and the contractive forms."""
+    """Return the specs whose payloads are seeds: all codecs, further parameters and chains, and the contractive forms."""
     plain = [*available(), *FORMS]
     return [*plain, *sorted({repr(get_codec(spec).contractive()) for spec in plain} - {repr(get_codec(spec)) for spec in plain})]
 

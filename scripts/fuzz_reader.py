@@ -1,4 +1,4 @@
-"""Reader of the inputs of scripts/fuzz.py, which reads them as a master or a worker does, and judges the results."""
+"""Reader of the inputs of scripts/fuzz.py. It reads them like a master or a worker, and judges the results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from psnode.protocol import messages, wire
 from psnode.records.tensorfile import parse
 from psnode.records.timeline import parse_events
 
-LARGEST = 1 << 14  # declared coordinates up to which payloads are decoded; a master decodes at most as many as its plan has
+LARGEST = 1 << 14  # maximum declared coordinates of a payload that is decoded; a master decodes only the number in its plan
 
 
 class Reader:
@@ -85,7 +85,7 @@ class Reader:
 
 @cache
 def _decoder(stages: tuple[str, ...]) -> Codec:
-    """Return a codec of these stages; its parameters do not matter, since payloads name their own."""
+    """Return a codec with these stages. Its parameters are irrelevant, since payloads state their own parameters."""
     name = "+".join(stage for stage in stages if stage != "contractive")
     return get_codec(f"contractive({name})" if "contractive" in stages else name)
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Compare the bytes that codecs write with the stored ones, by the psnode that PYTHON imports and not by the one beside this file:
-# the tests are copied to the new folder FOLDER/checks. Further arguments go to pytest.
+# Compare the bytes that codecs write with the stored bytes. The tested psnode is the one that PYTHON imports, and not the one of
+# this checkout: the tests are copied to the new folder FOLDER/checks. Further arguments go to pytest.
 #
 #   scripts/golden_bytes.sh PYTHON FOLDER [ARGUMENT...]
 set -euo pipefail

@@ -1,10 +1,10 @@
-"""Loss of a small transformer under DDP with several communication hooks, after the same steps: scripts/hook_losses.py [HOOK]...
+"""Loss of a small transformer under DDP with several communication hooks at equal steps: scripts/hook_losses.py [HOOK]...
 
 HOOK: none, fp16, powersgd:RANK, or a codec for psnode.ddp.comm_hook. Two processes train examples/charlm.py's transformer of
 width 96 over gloo, with AdamW at .01, a cosine schedule and clipping at 1, for 700 steps of 2 x 8 windows. Prints a row per hook:
-mean loss on the held-out text, percent above the first hook's, bytes of gradients per rank and step, also relative to float32,
-and the median time of a step after the first five. On emulated hosts (docs/emulated-hosts.md) each starts one of the two
-processes, for one hook and one seed:
+the mean loss on the held-out text, its percentage above the loss of the first hook, the bytes of gradients per rank and step,
+also relative to float32, and the median time of a step after the first five. On emulated hosts (docs/emulated-hosts.md) each host
+starts one of the two processes, for one hook and one seed:
 
     scripts/netlab.sh --hosts 2 --rate 100mbit --each -- .venv/bin/python scripts/hook_losses.py none --steps 25
 """
@@ -38,7 +38,7 @@ USUAL = ("none", "fp16", "powersgd:4", "polar:rate=2", "polar:rate=1", "topk:rat
 
 
 class Counted:
-    """The bytes that PowerSGD sends a step: (n + m) RANK float32 values of an n x m gradient, or all its values if fewer."""
+    """The bytes that PowerSGD sends per step: (n + m) RANK float32 values of an n x m gradient, or all if they are fewer."""
 
     def __init__(self, model: torch.nn.Module, rank: int) -> None:
         sizes = [(parameter.shape[0], parameter.numel() // parameter.shape[0]) for parameter in model.parameters()]
@@ -74,7 +74,7 @@ class Plan(NamedTuple):
 
 
 def train(rank: int, plan: Plan, store: str, result: str) -> None:
-    """Run one process of the job; rank 0 writes loss, bytes and seconds to `result`."""
+    """Run one process of the job. Rank 0 writes loss, bytes and seconds to `result`."""
     hook, seed, steps, batch, size = plan
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=RANKS)
@@ -107,7 +107,7 @@ def train(rank: int, plan: Plan, store: str, result: str) -> None:
 
 
 def outcome(plan: Plan) -> tuple[float, ...]:
-    """Return loss, bytes and seconds of a training; nothing in a process that an emulated host started as a rank other than 0."""
+    """Return loss, bytes and seconds of a training; empty if an emulated host started this process as a rank other than 0."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result"
         if "RANK" in os.environ:

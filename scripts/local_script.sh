@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# On your machine, after launch: write the hosts and set up all nodes. Arguments (--config FILE, ...) go to both commands.
+# On your machine, after launch: write the files of hosts, and set up all nodes. Arguments (--config FILE, ...) go to both
+# commands.
 set -euo pipefail
 if command -v psnode-ec2 >/dev/null; then
     tool=(psnode-ec2)

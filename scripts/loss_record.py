@@ -3,11 +3,11 @@
     scripts/loss_record.py run OUT --mnist DIR --cifar10 DIR    train the missing runs and add each to the record
     scripts/loss_record.py list                                 print the cells, with the number of runs in each
 
-A cell is a model, an optimizer and a number of steps. Dense is trained first, at three learning rates with one seed, and at more
-rates while the best is the lowest or the highest of them. The other runs use dense's best rate, except those without momentum
-under SGD, which try their own rates. Every run is one of `psnode bench convergence`: workers are threads, the sums are those of
-MPI. Runs write into OUT/CELL; each run that ends adds a line to psnode/config/loss_record.json, and a run that is in the record
-is not trained again, on whatever machine it was measured.
+A cell is a model, an optimizer and a number of steps. Dense is trained first, at three learning rates with one seed. As long as
+the best rate is the lowest or the highest, more rates are tried. The other runs use dense's best rate, except runs without
+momentum under SGD, which try their own rates. Every run is a run of `psnode bench convergence`: workers are threads, and the sums
+equal those of MPI. Runs write into OUT/CELL. Each run that ends adds a line to psnode/config/loss_record.json. A run that is in
+the record is not trained again, no matter on which machine it was measured.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ADAMW = "--optimizer adamw --clip-grad-norm 1"
 _CHARACTERS = "--task examples/charlm.py --batch-size 8"
 _ADAM_RATES, _SGD_RATES, _PLAIN_RATES = ("0.001", "0.003", "0.01"), ("0.01", "0.03", "0.1"), ("0.1", "0.3", "1")
 
-# runs besides dense: a scheme and flags; those in PLAIN, which have no momentum, find their own rate under SGD
+# runs in addition to dense: a scheme and flags; runs in PLAIN have no momentum, and find their own rate under SGD
 SCHEMES = (
     "polar-2bit",
     "topk",
@@ -102,11 +102,11 @@ def store(entries: Sequence[dict[str, Any]]) -> None:
 
 
 class Recorder:
-    """Trainer of the runs that the record of `cell` lacks."""
+    """Trainer of the runs of `cell` that are not in the record."""
 
     def __init__(self, cell: Cell, output: Path, folders: dict[str, str]) -> None:
         self.cell, self._output, self._folders = cell, output / cell.name.replace("/", "-"), folders
-        self._diverged: set[tuple[str, str]] = set()  # runs and rates
+        self._diverged: set[tuple[str, str]] = set()  # the runs and rates that diverged
 
     def found(self, run: str, seed: int, lr: str | None = None) -> list[dict[str, Any]]:
         """Return the cell's entries of a run and seed, at the rate `lr` if given."""
@@ -141,7 +141,10 @@ class Recorder:
         store([*load(), {"cell": self.cell.name, "run": run, "seed": seed, **kept, **coded, **where}])
 
     def best(self, run: str) -> str:
-        """Return the rate with the least loss by the first seed; rates are added until the best is neither lowest nor highest."""
+        """Return the rate with the least loss with the first seed.
+
+        Rates are added until the best is neither lowest nor highest.
+        """
         rates = _ADAM_RATES if self.cell.adam else _PLAIN_RATES if run in PLAIN else _SGD_RATES
         if run != "dense" and (self.cell.adam or run not in PLAIN):
             return self.best("dense")
@@ -156,7 +159,7 @@ class Recorder:
                 return best
 
     def _loss_at(self, run: str, lr: str) -> float:
-        """Return the loss by the first seed; infinite if the run diverged, in which case the record gets no entry."""
+        """Return the loss with the first seed. If the run diverged, it is infinite, and the record gets no entry."""
         if (run, lr) in self._diverged:
             return math.inf
         try:

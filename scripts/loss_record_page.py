@@ -1,4 +1,4 @@
-"""Make docs/results/loss-record.md and .png, and the record's part of docs/choosing.md, from psnode/config/loss_record.json.
+"""Make docs/results/loss-record.md and .png, and a part of docs/choosing.md, from psnode/config/loss_record.json.
 
 scripts/loss_record_page.py [--check]   --check: write nothing; the exit code is 1 if a page differs from the record
 """
@@ -20,7 +20,7 @@ PAGE = ROOT / "docs" / "results" / "loss-record.md"
 CHOOSING = ROOT / "docs" / "choosing.md"
 FIGURE = PAGE.with_suffix(".png")
 _MARKS = "osD^vP*Xh<>pd8"
-_COSTS, _RATIOS = (-2, -1, 0, 1, 2, 5, 10, 20, 50), (2, 4, 8, 16, 32, 64)  # ticks
+_COSTS, _RATIOS = (-2, -1, 0, 1, 2, 5, 10, 20, 50), (2, 4, 8, 16, 32, 64)  # ticks of the axes
 START, END = "<!-- of the record: scripts/loss_record_page.py -->", "<!-- end of the record -->"
 
 MODELS = {
@@ -39,7 +39,7 @@ def _signed(value: float) -> str:
 
 
 def cost_text(cost: LossCost) -> str:
-    """Return `+.91 +- .20 %` or, of an accuracy, `-.30 points`; without the error if there is one seed."""
+    """Return `+.91 +- .20 %` or, for an accuracy, `-.30 points`. There is no error if there is only one seed."""
     error = "" if cost.error is None else f" +- {cost.error:.2f}".replace(" 0.", " .")
     return f"{_signed(cost.mean if cost.by_loss else -cost.mean)}{error}{' %' if cost.by_loss else ' points'}"
 
@@ -88,7 +88,7 @@ def page(entries: Sequence[dict[str, Any]]) -> str:
 
 
 def choosing(entries: Sequence[dict[str, Any]]) -> str:
-    """Return the record's part of docs/choosing.md: a table by scheme for each kind of optimizer, the default marked."""
+    """Return the part of docs/choosing.md: a table by scheme for each kind of optimizer, in which the default is marked."""
     found = costs(entries)
     lines = []
     for adam, kind in ((True, "an optimizer of Adam's kind"), (False, "SGD")):
@@ -109,7 +109,7 @@ def choosing(entries: Sequence[dict[str, Any]]) -> str:
 
 
 def scatter(entries: Sequence[dict[str, Any]]) -> list[str]:
-    """Return a section of the page: a table of the losses of language models in runs that differ by their seed alone."""
+    """Return a section of the page: a table of the losses of language models in runs that differ only by their seeds."""
     by_run: dict[tuple[str, str, float], list[float]] = {}
     for entry in entries:
         if entry["cell"].startswith(BY_LOSS):
@@ -155,7 +155,10 @@ def pages() -> Iterator[tuple[Path, str]]:
 
 
 def draw() -> None:
-    """Draw FIGURE: a panel per kind of optimizer; colours are models, markers schemes, lines the least cost at each ratio."""
+    """Draw FIGURE, a panel per kind of optimizer.
+
+    Colours are models, markers are schemes, lines are the least cost at each ratio.
+    """
     from matplotlib.figure import Figure
 
     found = [cost for cost in costs(json.loads(RECORD.read_bytes())) if cost.by_loss and cost.run != "dense"]

@@ -1,16 +1,17 @@
-"""Change the code slightly and see if its tests notice: scripts/mutants.py [--seed S] [--count N] [--results FILE] [ID ...]
+"""Change the code slightly and check if tests fail: scripts/mutants.py [--seed S] [--count N] [--results FILE] [ID ...]
 
-A mutant is this checkout with one small change of meaning. The seed draws mutants from all places in psnode/codecs, feedback,
-exchange, master, worker and records where one of the operators of mutants_places.py applies, an equal share from each of the six.
+A mutant is this checkout with one small change of meaning. Mutants are drawn with the seed from all places in psnode/codecs,
+feedback, exchange, master, worker and records at which an operator of mutants_places.py applies. Each of these six packages gets
+an equal share.
 
 Every mutant runs the tests of its module, by the table in mutants_tests.py, in a copy of the tree. A failing test counts if it
-fails once more by itself, and passes without the mutant; otherwise it is passed over and reported, and the other tests decide. A
-mutant that takes longer than --timeout counts as killed, too, and is listed as timeout. --results: a file with a line per mutant;
-mutants in the file are not run again, unless the source file that they change has changed. --skip: tests to leave out on a busy
-machine. Kernels that a mutant does not reach are used as compiled in this checkout (mutants_compiled.py): run its tests before.
-ID: run only these mutants. --list: only print the draw.
+fails once more by itself, and passes without the mutant. Otherwise the test is skipped and reported, and the other tests decide.
+A mutant that takes longer than --timeout counts as killed too, and is listed as timeout. --results: a file with a line per
+mutant. Mutants in the file are not run again, unless the source file that they change has changed. --skip: tests to leave out on
+a busy machine. Kernels that a mutant does not reach are used as compiled in this checkout (mutants_compiled.py), so run the tests
+of the checkout before. ID: run only these mutants. --list: only print the drawn mutants.
 
-The exit code is 0 if the share --goal of the mutants was killed.
+The exit code is 0 if at least the share --goal of the mutants was killed.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _NO_TESTS = 5  # pytest's exit code if no test is selected
 
 @dataclass(frozen=True)
 class Result:
-    """The fate of a mutant: killed, survived or timeout. `source` is a digest of the file that the mutant changes."""
+    """The result of a mutant: killed, survived or timeout. `source` is a digest of the file that the mutant changes."""
 
     id: str
     old: str
@@ -70,7 +71,10 @@ class Copy:
         shutil.copytree(root, self.root, ignore=shutil.ignore_patterns(*OUTSIDE))
 
     def run(self, tests: Sequence[str], without: Sequence[str] = (), only: Sequence[str] = ()) -> tuple[str, str]:
-        """Run `tests` except `without`; return passed, failed or timeout, and the first that failed. `only`: pytest arguments."""
+        """Run `tests` except `without`.
+
+        Return passed, failed or timeout, and the first test that failed. `only`: pytest arguments.
+        """
         arguments = ["-x", "-q", "--no-header", "-p", "no:cacheprovider", *tests, *only]
         code, out = self._pytest([*arguments, *(f"--deselect={test}" for test in without)])
         if code in (0, _NO_TESTS):
@@ -81,7 +85,7 @@ class Copy:
         return "failed", lines[0].split(" ", 1)[1] if lines else ""
 
     def _pytest(self, arguments: Sequence[str]) -> tuple[int | None, str]:
-        """Run pytest; return its exit code, None after the timeout, and its output."""
+        """Run pytest. Return its exit code (None after the timeout) and its output."""
         log = self.root.parent / "log"
         server = self._server = self._server or self._start()
         assert server.stdin is not None and server.stdout is not None
@@ -136,7 +140,7 @@ class Copy:
                 yield
             finally:
                 path.write_bytes(source)
-                os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))  # makes the caches of this file valid again
+                os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))  # make the caches of this file valid again
 
     def _is_sound(self, test: str, tests: Sequence[str]) -> bool:
         """Return True if `test` passes without a mutant. Raises SystemExit if `tests` fail together without naming a test."""
@@ -161,7 +165,7 @@ def known(results: Path | None) -> dict[str, Result]:
 
 
 def judged(root: Path, drawn: Sequence[Mutant], results: Path | None, timeout: float, skip: str) -> Iterator[Result]:
-    """Yield the fates of `drawn`, first those in `results` whose source file has not changed."""
+    """Yield the results of `drawn`. Results in the file `results` whose source file has not changed come first."""
     before = known(results)
     sources = {mutant.path: digest((root / mutant.path).read_bytes()) for mutant in drawn}
     left = [m for m in drawn if m.id not in before or before[m.id].source != sources[m.path]]

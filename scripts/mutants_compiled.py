@@ -1,8 +1,9 @@
-"""Compiled kernels of a tree that mutants.py changes: kernels that cannot contain code of the changed file stay compiled.
+"""Compiled kernels of a tree that mutants.py changes. Kernels that cannot contain code of the changed file stay compiled.
 
 psnode compiles all kernels anew when the source of any of them changes (psnode/codecs/kernels/jit.py), which takes minutes. A
-mutant affects only modules that import its own, directly or through others: their caches are set aside while the mutant is in
-place, and jit.py keeps all others. In a function that is never compiled, having no decorator, it affects its own module only.
+mutant affects only modules that import the mutant's module, directly or through others. Their caches are set aside while the
+mutant is in place, and jit.py keeps all other caches. A function without a decorator is never compiled; a mutant in such a
+function affects only its own module.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _PATCH = "\n\ndef sources() -> str:\n    return {digest!r}\n"
 
 
 def reached(root: Path, path: str) -> set[str]:
-    """Return the modules of psnode that import the one in `path` when loaded, directly or through others, and that one."""
+    """Return the module in `path`, and the modules of psnode that import it when loaded, directly or through others."""
     imports = {file.relative_to(root).as_posix(): _imports(root, file) for file in (root / "psnode").rglob("*.py")}
     found = {path}
     while more := {name for name, others in imports.items() if others & found} - found:
@@ -34,7 +35,8 @@ def reached(root: Path, path: str) -> set[str]:
 def is_interpreted(source: bytes, line: int) -> bool:
     """Return True if `line` is in a function, and neither this function nor one around it has a decorator.
 
-    Modules with LLVM instructions always give False, since functions without a decorator become machine code in them, too.
+    The result is always False for modules with LLVM instructions, since their functions become machine code without a decorator
+    too.
     """
     if any(word in source for word in _INSTRUCTIONS):
         return False
@@ -81,7 +83,10 @@ class Compiled:
 
     @contextlib.contextmanager
     def without(self, path: str, line: int) -> Iterator[None]:
-        """Set caches of kernels that may contain `line` of `path` aside, so that these are compiled; restore them later."""
+        """Set aside caches of kernels that may contain `line` of `path`, so that these are compiled.
+
+        Restore the caches at exit.
+        """
         interpreted = is_interpreted((self._root / path).read_bytes(), line)
         modules = {path} if interpreted else reached(self._root, path)
         with tempfile.TemporaryDirectory(prefix="aside-", dir=self._root.parent) as folder, self._as_now(path):
@@ -98,7 +103,7 @@ class Compiled:
 
     @contextlib.contextmanager
     def _as_now(self, path: str) -> Iterator[None]:
-        """Keep caches valid that were written for the present sources, although `path` is to change."""
+        """Keep caches valid that were written for the present sources, although `path` will change."""
         jit = self._root / JIT
         if path == JIT or not jit.exists():
             yield

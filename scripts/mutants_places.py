@@ -1,4 +1,4 @@
-"""Places where the code can be changed slightly: the operators of mutants.py, all places where they apply, and draws by seed.
+"""Places at which the code can be changed slightly: the operators of mutants.py, all places where they apply, and draws by seed.
 
     sign        a + b, a += b: minus for plus, plus for minus; -a: without the sign
     factor      a * b, a / b, a *= b, a /= b: without b
@@ -36,7 +36,7 @@ _PATHS = re.compile(r"(.*[._])?(path|paths|dir|directory|root|folder)")
 
 @dataclass(frozen=True)
 class Mutant:
-    """A change: `new` replaces the bytes `start` to `stop` of `path`; `id` names place and operator."""
+    """A change: `new` replaces the bytes `start` to `stop` of `path`. `id` names the place and the operator."""
 
     id: str
     path: str
@@ -78,15 +78,15 @@ class Places(ast.NodeVisitor):
             self.visit(part)
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
-        """Visit the value only."""
+        """Visit only the value."""
         if node.value is not None:
             self.visit(node.value)
 
     def visit_Raise(self, node: ast.Raise) -> None:
-        """Visit nothing: few tests read the message of an error."""
+        """Visit nothing, since few tests read error messages."""
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
-        """Visit nothing: few tests read formatted texts."""
+        """Visit nothing, since few tests read formatted texts."""
 
     def visit_If(self, node: ast.If) -> None:
         """Visit everything, except imports for annotations."""
@@ -94,7 +94,7 @@ class Places(ast.NodeVisitor):
             self.generic_visit(node)
 
     def visit_Match(self, node: ast.Match) -> None:
-        """Visit subject and bodies: a pattern is no expression."""
+        """Visit the subject and the bodies, but not the patterns, which are no expressions."""
         self.visit(node.subject)
         for case in node.cases:
             for part in case.body:
@@ -195,7 +195,7 @@ class Places(ast.NodeVisitor):
 
 
 def _names_file(node: ast.expr) -> bool:
-    """Return True if this is a path, with a folder to the left of its first slash."""
+    """Return True if this is a path, with a folder on the left of its first slash."""
     while isinstance(node, ast.BinOp):
         node = node.left
     return bool(_PATHS.fullmatch(ast.unparse(node)))
@@ -209,7 +209,7 @@ def candidates(root: Path, area: str) -> list[Mutant]:
 
 
 def draw(root: Path, areas: Sequence[str], seed: int, count: int) -> list[Mutant]:
-    """Return `count` mutants, drawn from the areas in turn; a larger draw with the same seed continues a smaller one."""
+    """Return `count` mutants, drawn from the areas in turn. A larger draw with the same seed continues a smaller draw."""
     rng = random.Random(seed)
     pools = [candidates(root, area) for area in areas]
     for pool in pools:

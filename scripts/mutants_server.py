@@ -1,8 +1,8 @@
-"""Server of pytest runs for mutants.py, each in a fork of one process that has imported the slow packages; by lines of JSON.
+"""Server of pytest runs for mutants.py, each in a fork of a process that has imported slow packages. Messages are JSON lines.
 
 -> {"arguments": ["-x", "tests/test_x.py"], "out": "a file for its output"}
 <- the id of the process that runs pytest, the leader of a process group
-<- the exit code of this process, 1 if it was killed
+<- the exit code of that process; 1 if it was killed
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ _CODECS = (
     "polar qsgd randk scaledsign sign sketchml svd tbq terngrad threshold topk"
 )
 
-# patterns below psnode/ -> tests below tests/; {stem} is the module's own name
+# patterns below psnode/ -> tests below tests/; {stem} is the name of the module
 TABLE: Mapping[str, str] = {
     "codecs/abilities.py": f"codecs/test__contract.py codecs/test__measure.py {_GOLDEN}",
     "codecs/entropy/ans*": f"codecs/test_ans.py {_GOLDEN}",
@@ -225,7 +225,7 @@ TABLE: Mapping[str, str] = {
 
 
 def tests_of(path: str) -> list[str]:
-    """Return the tests of the module in `path`, relative to the checkout. Raises LookupError if the table has none."""
+    """Return the tests of the module in `path`, relative to the checkout. Raises LookupError if the table has no tests for it."""
     name = path.removeprefix("psnode/")
     stem = name.rsplit("/", 1)[-1].removesuffix(".py")
     for pattern, tests in TABLE.items():

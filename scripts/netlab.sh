@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Emulated hosts on this machine: psnode/bench/contest/netlab.sh, which the wheel has too and whose head describes the options.
+# Emulated hosts on this machine: runs psnode/bench/contest/netlab.sh, which the wheel has too. The head of that file describes
+# the options.
 #
 #   scripts/netlab.sh [--hosts N] [--rate RATE] [--counters FILE] [--each] -- COMMAND [ARG...]
 set -euo pipefail

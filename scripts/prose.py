@@ -21,7 +21,7 @@ FOLDERS = ("tools", "scripts", "examples", "tests")
 QUESTION, WORDS = "question", "words"
 _FIRST = re.compile(r"\s*(What|Who|Whom|Whose|Where|Whether|Which|How|When)\b")
 _WORD = re.compile(r"[A-Za-z']+")
-# Word order carried over from another language; the comment gives the usual English.
+# Word order taken over from another language; the comment gives the usual English.
 PATTERNS = {
     "what": re.compile(r"\bwhat\b", re.I),  # a noun: "the bytes", "the values"
     "behind": re.compile(r"\bbehind\b", re.I),  # after

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# From nothing to a trained model: LeNet on the embedded digits, with a master, two workers, psnode's default scheme (two
-# bits for each coordinate of gradients and weights), and an evaluator that runs along. Needs only Python 3.11 or newer; no root.
+# From nothing to a trained model: LeNet on the embedded digits, with a master, two workers, psnode's default scheme (two bits for
+# each coordinate of gradients and weights), and a concurrent evaluator. Needs only Python 3.11 or newer, and no root.
 #
-#   scripts/quickstart.sh [DIR [FLAG...]]   DIR: where the run writes (default: a new directory in runs/)
-#                                           FLAG: handed to psnode train
-#   PSNODE_VENV, PSNODE_PYTHON              the virtual environment (.venv) and the Python to make it with
+#   scripts/quickstart.sh [DIR [FLAG...]]   DIR: the directory of the run (default: a new directory in runs/)
+#                                           FLAG: passed to psnode train
+#   PSNODE_VENV, PSNODE_PYTHON              the virtual environment (.venv), and the Python with which it is made
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/venv.sh

@@ -1,10 +1,11 @@
 """Time for which a job stands still after a fault: scripts/reaction.py  prints a Markdown table.
 
-Four workers train LeNet on the embedded digits. One gets SIGSTOP, another SIGKILL; beside five emulated hosts
-(scripts/netlab.sh --hosts 5 --rate none -- python scripts/reaction.py) the link of one is cut, too. The table has the time from
-the fault to the first step that finishes without that worker, by the job's records. Then, under kofn with k = 3 of 4, a worker is
-slowed to a tenth of its speed in every second of six turns, and the rates of finished steps are compared. The exit code is 1 if a
-bound is missed: 2 s after SIGKILL, the deadline and 1 s after SIGSTOP and a cut, 90 % of the rate.
+Four workers train LeNet on the embedded digits. One worker gets SIGSTOP, and another gets SIGKILL. With five emulated hosts
+(scripts/netlab.sh --hosts 5 --rate none -- python scripts/reaction.py) the link of one worker is cut too. The table has the time
+from the fault to the first step that finishes without that worker, according to the job's records. Then, under kofn with k = 3 of
+4, a worker is slowed to a tenth of its speed in every second of six turns, and the rates of finished steps are compared. The exit
+code is 1 if a bound is missed. The bounds are 2 s after SIGKILL, the deadline plus 1 s after SIGSTOP and after a cut, and 90 % of
+the rate.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ FLAGS += ["--max-steps", "1000000"]
 
 
 def standstill(job: Job, fault: Callable[[], None]) -> float:
-    """Return the seconds from `fault` to the first recorded step with fewer gradients than the last step before the fault."""
+    """Return the seconds from `fault` to the first recorded step with fewer gradients than the last step before it."""
     before = job.last()["contributing"]
     begin = time.monotonic()
     fault()
@@ -49,7 +50,7 @@ def whole_again(job: Job, workers: int) -> float:
 
 
 def faults(folder: Path, deadline: float) -> bool:
-    """Try SIGSTOP, a cut link if there are emulated hosts, and SIGKILL; return True if the bounds hold."""
+    """Try SIGSTOP, a cut link if there are emulated hosts, and SIGKILL. Return True if the bounds hold."""
     job = Job(folder / "faults", WORKERS, [*FLAGS, "--deadline", str(deadline)], ["--kill-after", "5"])
     job.wait_for(30)
     ranks, rows = job.ranks(), list[tuple[str, float, float, str]]()
@@ -76,7 +77,7 @@ def faults(folder: Path, deadline: float) -> bool:
 
 
 def slow_worker(folder: Path, seconds: float) -> bool:
-    """Run kofn with and without a slowed worker, in turns; return True if 90 % of the rate is kept."""
+    """Run kofn with and without a slowed worker, in turns. Return True if at least 90 % of the rate is kept."""
     flags = [*FLAGS, "--consistency", "kofn", "--num-aggregate", str(WORKERS - 1)]
     job = Job(folder / "slow", WORKERS, flags, ["--kill-after", "5"])
     job.wait_for(30)

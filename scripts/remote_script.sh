@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # On the master of a cluster that psnode-ec2 did not make: install psnode on every host of a list. Each host needs a checkout in
-# the same directory, and has to accept the master's ssh.
+# the same directory, and must accept ssh from the master.
 #
-#   remote_script.sh [HOSTS]   one address a line [hosts_address]
+#   remote_script.sh [HOSTS]   one address per line [hosts_address]
 set -euo pipefail
 hosts=${1:-hosts_address}
 [[ -r $hosts ]] || {
@@ -14,7 +14,7 @@ settings=()
 for name in PSNODE_VENV PSNODE_MPI PSNODE_CONSTRAINTS; do
     [[ -z ${!name:-} ]] || settings+=("$name=${!name}")
 done
-# by standard input: the URL of an index may contain a token, and any user may read a command line
+# through standard input: the URL of an index may contain a token, and all users can read a command line
 indexes=
 for name in PIP_INDEX_URL PIP_EXTRA_INDEX_URL; do
     [[ -z ${!name:-} ]] || indexes+=$(printf 'export %s=%q' "$name" "${!name}")$'\n'

@@ -1,9 +1,9 @@
-"""Killed and resumed runs against unbroken ones: scripts/resume_table.py [--seed S] [SCHEME ...]  prints a Markdown table.
+"""Comparison of killed and resumed runs with unbroken runs, as a Markdown table: scripts/resume_table.py [--seed S] [SCHEME ...]
 
-For every scheme two runs of two workers on the CPU are compared. One is undisturbed. The other runs in a separate process that
-gets SIGKILL at a random step; is resumed, takes a step and is killed again; is resumed and killed a third time while writing a
-checkpoint; and is resumed to its end. The hash of the final weights and the losses of all steps must be equal. The exit code is 1
-if any scheme fails.
+For every scheme two runs of two workers on the CPU are compared. One run is undisturbed. The other run is killed three times and
+resumed each time: its process gets SIGKILL at a random step, after one more step, and while it writes a checkpoint. Then it
+continues to its end. The hash of the final weights and the losses of all steps must be equal. The exit code is 1 if any scheme
+fails.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))  # this checkout is the one under test
+sys.path.insert(0, str(ROOT))  # the tests use this checkout
 STEPS, EVERY = 14, 3
 FLAGS = ["--local", "2", "--batch-size", "8", "--threads", "1", "--no-tensorboard", "--lr", "0.005", "--eval-freq", str(EVERY)]
 SECONDS = 240
@@ -54,7 +54,7 @@ def records(train_dir: Path) -> list[dict[str, Any]]:
 
 
 def last_step(train_dir: Path) -> int:
-    """Return the step of the newest record, 0 without records."""
+    """Return the step of the newest record, or 0 if there are no records."""
     return max((int(record["step"]) for record in records(train_dir)), default=0)
 
 
@@ -79,18 +79,21 @@ def kill_after(train_dir: Path, steps: int, *flags: str, scheme: str) -> int:
 
 
 def kill_inside_a_checkpoint(train_dir: Path, scheme: str) -> str:
-    """Resume the run and kill it during a checkpoint; return the step of the checkpoint, or a dash if its writing was missed."""
+    """Resume the run and kill it during a checkpoint.
+
+    Return the step of the checkpoint, or a dash if the checkpoint was missed.
+    """
     before = (train_dir / "config.json").stat().st_ino
     process = start(train_dir, scheme, "--resume")
 
     def drafts() -> list[str]:
-        if (train_dir / "config.json").stat().st_ino == before:  # the drafts are left from earlier kills
+        if (train_dir / "config.json").stat().st_ino == before:  # the present drafts were left by earlier kills
             return []
         return [path.name for path in (train_dir / "checkpoints").glob(".step-*") if not path.name.endswith(".gone")]
 
     kill_when(process, lambda: bool(drafts()))
     left = drafts()
-    return str(int(left[0].removeprefix(".step-").partition(".")[0])) if left else "-"  # the job's own suffix follows a point
+    return str(int(left[0].removeprefix(".step-").partition(".")[0])) if left else "-"  # the suffix of the job follows a point
 
 
 def complete(train_dir: Path, scheme: str, *flags: str) -> None:

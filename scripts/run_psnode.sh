@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# On the master: train on all hosts of a list, whose first is the master. Arguments go to `psnode train`.
+# On the master: train on all hosts of a list, of which the first is the master. Arguments go to `psnode train`.
 #
 #   run_psnode.sh --network ResNet18 --dataset cifar10 --scheme atomo --train-dir runs/first
-#   HOSTS   one address a line [hosts_address]
+#   HOSTS   one address per line [hosts_address]
 set -euo pipefail
 hosts=${HOSTS:-hosts_address}
 [[ -r $hosts ]] || {
@@ -15,7 +15,7 @@ venv=${PSNODE_VENV:-$HOME/psnode/.venv}
     exit 2
 }
 PATH=$venv/bin:$PATH
-# no tree of ssh connections through the workers: only the master may log in to the others
+# no tree of ssh connections through the workers, since only the master can log in to the other hosts
 export PRTE_MCA_plm_ssh_no_tree_spawn=1
 nodes=$(grep -cE '^[^#[:space:]]' "$hosts" || true)
 [[ $nodes -gt 1 ]] || {

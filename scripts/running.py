@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-TURN = 0.1  # seconds of one stop and the following run of a slowed process, together
+TURN = 0.1  # seconds of one stop and the following run of a slowed process
 
 
 class Job:
@@ -48,7 +48,7 @@ class Job:
         return self.process.poll() is None
 
     def last(self) -> dict[str, Any]:
-        """Return the newest step record; {"step": 0} before the first."""
+        """Return the newest step record; {"step": 0} before the first record."""
         with suppress(OSError, IndexError), (self.train_dir / "metrics.jsonl").open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 8192))
             return dict(json.loads(file.read().rpartition(b"\n")[0].splitlines()[-1]))
@@ -56,7 +56,7 @@ class Job:
 
     @property
     def step(self) -> int:
-        """Number of finished steps."""
+        """The number of finished steps."""
         return int(self.last()["step"])
 
     def wait_for(self, step: int) -> None:
@@ -91,7 +91,7 @@ def send(pid: int, number: int) -> None:
 
 @contextmanager
 def slowed(pid: int, factor: float) -> Iterator[None]:
-    """Give `pid` 1 / `factor` of its time inside the context, by stopping it for the rest of every tenth of a second."""
+    """Let `pid` run for only 1 / `factor` of the time inside the context, by stopping it for the rest of every TURN."""
     end = threading.Event()
 
     def turns() -> None:
@@ -111,7 +111,7 @@ def slowed(pid: int, factor: float) -> Iterator[None]:
 
 
 def host_port(rank: int) -> str | None:
-    """Return the switch port of `rank`'s emulated host, if this runs beside scripts/netlab.sh's hosts with a rank on each."""
+    """Return the switch port of `rank`'s emulated host, if this runs under scripts/netlab.sh with one rank per host."""
     port = f"port{rank + 1}"
     return port if Path(f"/sys/class/net/{port}").exists() or _link(port, "show") else None
 

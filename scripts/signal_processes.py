@@ -1,4 +1,4 @@
-"""Processes and files of the jobs of scripts/signals.py: processes with a mark in their environment, and files left."""
+"""Processes and files of the jobs of scripts/signals.py: processes with a mark in their environment, and remaining files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from running import send
 
 MARK = "SIGNALS_MARK"
-LEAVE_SECONDS = 30.0  # in which an ended job must release its processes and files
+LEAVE_SECONDS = 30.0  # time within which an ended job must release its processes and files
 _ALONE = re.compile(r"sm_segment\..*0000\.0$")  # of a program started without mpirun, which no job of these schedules is
 
 
@@ -43,7 +43,7 @@ def ranks(mark: str) -> dict[int, int]:
 
 
 def imports(pid: int) -> bool:
-    """Return True once the process has loaded torch, and so is past Python's own start."""
+    """Return True if the process has loaded torch, so that Python's own start is over."""
     with contextlib.suppress(OSError):
         return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
     return False

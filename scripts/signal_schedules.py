@@ -13,12 +13,12 @@ PROGRAMS = ("launch", "local", "session")
 SCHEMES = ("dense", "topk", "qsgd", "dgc")
 STOPS = ("TERM", "INT", "HUP", "USR1")
 PAUSE = "STOP and CONT"
-DONE, LOST, ASKED, INTERRUPTED, KILLED = 0, 3, 75, 130, -9  # KILLED: of a process that got KILL itself
+DONE, LOST, ASKED, INTERRUPTED, KILLED = 0, 3, 75, 130, -9  # KILLED: code of a process that itself got KILL
 
 
 @dataclass(frozen=True)
 class Act:
-    """A signal, sent as soon as `step` is recorded, to the launcher, rank 0 or a worker."""
+    """A signal to the launcher, rank 0 or a worker, which is sent as soon as `step` is recorded."""
 
     step: int
     signal: str
@@ -35,7 +35,7 @@ class Act:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A configuration and its signals. `min_workers`: 2 of 2, or 1, with which a job survives the loss of a worker."""
+    """A configuration and its signals. `min_workers`: 2, or 1, with which a job survives the loss of a worker."""
 
     number: int
     program: str
@@ -47,7 +47,7 @@ class Schedule:
 
     @property
     def kills_workers(self) -> bool:
-        """True if a worker is lost, and its residual with it."""
+        """True if a worker is lost, together with its residual."""
         return any(act.signal == "KILL" and act.target.startswith("worker") for act in self.acts)
 
     def __str__(self) -> str:
@@ -67,7 +67,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Outcome:
-    """All facts by which a schedule is judged. `told`: events of the run; `hung`: number of parts that had to be killed."""
+    """All facts by which a schedule is judged.
+
+    `told`: the events of the run. `hung`: the number of parts that had to be killed.
+    """
 
     parts: tuple[Part, ...]
     model_hash: str
@@ -88,7 +91,7 @@ class Outcome:
 
 
 def pick(seed: int, number: int) -> Schedule:
-    """Return schedule `number` of `seed`, independently of the other schedules."""
+    """Return schedule `number` of `seed`. It does not depend on the other schedules."""
     rng = random.Random(f"{seed}/{number}")
     program, scheme = rng.choice(PROGRAMS), rng.choice(SCHEMES)
     data_workers, evaluator = rng.choice((0, 0, 1)), rng.random() < 0.5 and program != "session"
@@ -194,6 +197,6 @@ def totals(judged: Sequence[tuple[Schedule, Outcome]]) -> dict[str, int]:
 
 
 def without(schedule: Schedule) -> Schedule:
-    """Return the undisturbed schedule whose model this one is to end with; the transport of messages does not matter."""
+    """Return the undisturbed schedule that must have the same final model. The transport of messages is irrelevant."""
     program = "session" if schedule.program == "session" else "local"
     return replace(schedule, number=0, program=program, acts=(), data_workers=0, evaluator=False, min_workers=2)

@@ -1,14 +1,14 @@
 """Random signals against jobs that are resumed to their end: scripts/signals.py [--schedules N] [--seed S] [--output FILE]
 
-A schedule is a job of two workers and 60 steps (LeNet on synthetic images under `psnode launch` or `psnode train --local`, or
-a program with a session under `psnode launch`), possibly with data processes and a concurrent `psnode evaluate`, and one
-to four signals at steps recorded in metrics.jsonl: TERM, INT, HUP, USR1, KILL, or STOP with CONT after 3 seconds; to the
-launcher, rank 0 or a worker. After each end the job is resumed. Faults are undocumented exit codes, hangs, a model that differs
-from the undisturbed run's although no worker was lost, remaining processes (by a mark in their environment), and remaining files
-in the schedule's own TMPDIR and in /dev/shm; the empty folder torchinductor_USER, which torch makes when imported as a whole, is
-no fault. Prints a line per schedule; with --output each outcome is kept, and schedules in that file are not run again. The exit
-code is 0 if no schedule has a fault. `--only NUMBER` runs one; --keep FOLDER keeps the directories of schedules that have a
-fault.
+A schedule is a job of two workers and 60 steps (LeNet on synthetic images under `psnode launch` or `psnode train --local`, or a
+program with a session under `psnode launch`), possibly with data processes and a concurrent `psnode evaluate`, and one to four
+signals at steps recorded in metrics.jsonl: TERM, INT, HUP, USR1, KILL, or STOP with CONT after 3 seconds; to the launcher, rank 0
+or a worker. After each end the job is resumed. Faults are undocumented exit codes, hangs, a model that differs from the
+undisturbed run's although no worker was lost, remaining processes (by a mark in their environment), and remaining files in the
+schedule's own TMPDIR and in /dev/shm; the empty folder torchinductor_USER, which torch makes when imported as a whole, is no
+fault. Prints a line per schedule. With --output each outcome is stored in FILE, and schedules in FILE are not run again. The exit
+code is 0 if no schedule has a fault. --only NUMBER runs one schedule. --keep FOLDER keeps the directories of schedules that have
+a fault.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ FLAGS += ["--batch-size", "8", "--lr", "0.01", "--eval-freq", "5", "--keep-last"
 
 @dataclass(frozen=True)
 class Place:
-    """The directory of one schedule, and its mark."""
+    """The directory of one schedule, and the mark of its processes."""
 
     folder: Path
     mark: str
@@ -124,7 +124,7 @@ class Started:
         return (self._place.records() or [{"step": 0}])[-1]["step"] >= act.step
 
     def do(self, act: Act) -> bool:
-        """Wait for the act's step and send its signal; return False if the job ended before."""
+        """Wait for the act's step, and send its signal. Return False if the job ended before."""
         while self.running and not self.reached(act):
             time.sleep(0.01)
         pid = self._pid(act)
@@ -145,7 +145,7 @@ class Started:
         return ranks(self._place.mark).get(int(act.target.split()[-1]), 0)
 
     def finish(self) -> tuple[Part, bool]:
-        """Wait until launcher and children have ended; return the part, and True if processes had to be killed."""
+        """Wait until the launcher and its children have ended. Return the part, and True if processes had to be killed."""
         while self.running or (self._processes() and time.monotonic() < self._end):
             time.sleep(0.2)
         hung = bool(left := self._processes())
@@ -160,7 +160,7 @@ class Started:
 
 
 class Evaluator:
-    """`psnode evaluate` beside the job, from its first start to its end, if the schedule has an evaluator."""
+    """`psnode evaluate`, which runs from the first start of the job to its end, if the schedule has an evaluator."""
 
     def __init__(self, schedule: Schedule, place: Place) -> None:
         self._wanted, self._place = schedule.evaluator, place
@@ -175,7 +175,7 @@ class Evaluator:
                 self._process = subprocess.Popen(line, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
 
     def end(self) -> tuple[int | None, tuple[int, ...] | None, bool]:
-        """Wait for the end; return the exit code, the evaluated steps, and True if the evaluator hung."""
+        """Wait for the evaluator's end. Return its exit code, the evaluated steps, and True if it hung."""
         if not self._wanted:
             return None, None, False
         self.begin()
@@ -219,7 +219,7 @@ def run(schedule: Schedule, folder: Path, reference: str) -> Outcome:
 
 
 def _parts(schedule: Schedule, place: Place, evaluator: Evaluator) -> tuple[list[Part], int]:
-    """Return all starts of the job, each up to a signal that ends it, the last up to the last step; and the number of hangs."""
+    """Return all starts of the job and the number of hangs. Each start ends by a signal, the last one after the last step."""
     acts, parts, hangs = list(schedule.acts), list[Part](), 0
     while len(parts) < len(schedule.acts) + 2:
         job = Started(schedule, place, len(parts) + 1)
@@ -250,13 +250,13 @@ def _json_lines(file: Path) -> list[dict[str, Any]]:
 
 
 class References:
-    """Hashes of undisturbed runs, each run made once; hashes in earlier outcomes are reused."""
+    """Hashes of undisturbed runs. Each of these runs is made once, and hashes in earlier outcomes are reused."""
 
     def __init__(self, judged: Sequence[tuple[Schedule, Outcome]]) -> None:
         self._known = {without(schedule): outcome.reference for schedule, outcome in judged}
 
     def of(self, schedule: Schedule) -> str:
-        """Return the hash of the model that `schedule` is to end with."""
+        """Return the hash of the model with which `schedule` must end."""
         plain = without(schedule)
         if plain not in self._known:
             with tempfile.TemporaryDirectory(prefix="signals-") as folder:
@@ -306,7 +306,7 @@ def main() -> int:
     for number in (
         signal.SIGHUP,
         signal.SIGINT,
-    ):  # a shell's background and nohup ignore these signals, and all children would inherit this
+    ):  # under nohup or in a shell's background these signals are ignored, and all children would inherit this
         signal.signal(number, signal.SIG_DFL)
     judged, begin = known(args.output, args.seed), time.monotonic()
     references, there = References(judged), {schedule.number for schedule, _ in judged}

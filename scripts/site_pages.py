@@ -1,7 +1,7 @@
 """Hooks of mkdocs.yml: pages from files outside docs, links to such files, and tables generated from the code.
 
-README.md becomes the first page. CONTRIBUTING.md, CHANGELOG.md, SECURITY.md and every file or folder that a page links to get
-their own pages, and links lead to these. A line `<!-- made: NAME -->` in a page is replaced by the result of `MADE[NAME]`.
+README.md becomes the first page. CONTRIBUTING.md, CHANGELOG.md, SECURITY.md, and every file or folder to which a page links, get
+their own pages, and links lead to these pages. A line `<!-- made: NAME -->` in a page is replaced by the result of `MADE[NAME]`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-# files of the repository with their own place in the site
+# files of the repository that have their own place in the site
 PLACES = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
@@ -45,12 +45,12 @@ def place(path: str) -> str:
 
 
 def repository_path(page: str) -> str:
-    """Return the file of the repository that the page `page` of the site shows."""
+    """Return the file of the repository that `page` of the site shows."""
     return next((path for path, shown in PLACES.items() if shown == page), f"docs/{page}")
 
 
 def targets(path: str) -> Iterator[str]:
-    """Yield the files and folders of the repository that the page at `path` links to."""
+    """Yield the files and folders of the repository to which the page at `path` links."""
     for _, target, _, _ in LINK.findall(CODE.sub("", (ROOT / path).read_text())):
         if "://" not in target and not target.startswith("mailto:"):
             yield posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
@@ -90,7 +90,7 @@ def _summary(file: Path) -> str:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Return the page with its links led into the site and generated parts inserted (a hook of mkdocs)."""
+    """Return the page with links that lead into the site, and with its generated parts inserted (a hook of mkdocs)."""
     if page.file.src_uri.startswith("source/") and not page.file.src_uri.endswith("index.md"):
         return markdown
     path, here = repository_path(page.file.src_uri), posixpath.dirname(page.file.src_uri)

@@ -2,11 +2,11 @@
 
 Four workers train LeNet under `psnode launch --restarts`. At N random steps a worker gets SIGKILL, is stopped for 2 to 12
 seconds, or is slowed to a tenth of its speed for 5 s; or the master gets SIGKILL, and the job restarts from the last checkpoint.
-Beside five emulated hosts (scripts/netlab.sh --hosts 5 --rate none -- python scripts/soak.py) a worker's link is cut for 2 to 12
+With five emulated hosts (scripts/netlab.sh --hosts 5 --rate none -- python scripts/soak.py) a worker's link is cut for 2 to 12
 seconds instead of slowing the worker. At least two workers are undisturbed at any time. In the end the job must exit with 0 by
-itself, and psnode.records.history.violations must find nothing; the accuracy of the last checkpoint is printed. Prints Markdown:
-the faults as they were made, and the events that the job recorded. The exit code is 0 if all of this holds. --undisturbed: the
-same job without faults.
+itself, and psnode.records.history.violations must find nothing. The exit code is 0 if this holds. The script prints Markdown: the
+faults that it made, the events that the job recorded, and the accuracy of the last checkpoint. --undisturbed: the same job
+without faults.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Disturber:
         self.log = list[tuple[float, int, str]]()
 
     def disturb(self) -> bool:
-        """Make one fault of a random kind; return False if this kind is impossible at the moment."""
+        """Make one fault of a random kind. Return False if this kind is impossible at the moment."""
         ranks = self._job.ranks()
         free = sorted(set(ranks) - {0} - self._busy)
         kind = self._rng.choice(["kill", "stop", "stop", "cut or slow", "restart"])

@@ -2,7 +2,7 @@
 modules with LLVM instructions, and names that occur twice. tests/test_house.py holds them to limits. scripts/structure.py --page
 writes the lines by package to docs/decisions/layout.md.
 
-Lines: all lines, of the modules of a package and of the tests in the folder of its name. Entries: modules and packages, without
+Lines: all lines of the modules of a package, and of the tests in the folder with its name. Entries: modules and packages, without
 __init__.py. Parameters: without self and cls. LLVM: modules that make their own instructions for Numba. Names: of classes, and
 of files, in different modules.
 """
@@ -24,7 +24,7 @@ _LONGEST = 5
 
 
 def lines_by_folder(folder: Path) -> Counter[str]:
-    """Return the lines of the Python files by folder in `folder`; files directly in `folder` count under one name."""
+    """Return the lines of the Python files by folder in `folder`. Files directly in `folder` count under one name."""
     counts: Counter[str] = Counter()
     for path in folder.rglob("*.py"):
         inside = path.relative_to(folder).parts
@@ -61,7 +61,7 @@ def positional(source: str) -> Iterator[tuple[int, str]]:
 
 
 def classes(source: str) -> list[str]:
-    """Return the names of the classes of `source`, nested ones included."""
+    """Return the names of the classes in `source`, including nested classes."""
     return [node.name for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)]
 
 
@@ -95,7 +95,7 @@ def table(root: Path) -> str:
 
 
 def product_and_tests(root: Path) -> tuple[Counter[str], Counter[str]]:
-    """Return the lines of a checkout by package: of the product, tools and studies included, and of the tests."""
+    """Return the lines of a checkout by package: of the product, including tools and studies, and of the tests."""
     product, tests = lines_by_folder(root / "psnode"), lines_by_folder(root / "tests")
     product["ec2"] = sum(lines_by_folder(root / "tools").values())
     product["studies"] = sum(lines_by_folder(root / "studies").values())

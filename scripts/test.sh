@@ -23,9 +23,9 @@ failed=0
 "$bin/mypy" &
 types=$!
 "$bin/shellcheck" -x scripts/*.sh psnode/bench/contest/*.sh tools/ec2/*.sh .ci/run || failed=1
-"$bin/python" -m compileall -q psnode studies tools/ec2 # else every process does, if it may not write bytecode
+"$bin/python" -m compileall -q psnode studies tools/ec2 # otherwise every process compiles, if it may not write bytecode
 "$bin/python" scripts/compile_kernels.py || failed=1
 wait "$types" || failed=1
-# a worker of pytest-xdist that ends in the midst is not replaced: with --dist loadgroup the run would not end any more
+# a worker of pytest-xdist that ends early is not replaced: with --dist loadgroup the run would never end
 "$bin/python" -m pytest -n 2 --dist loadgroup --max-worker-restart 0 || failed=$?
 exit "$failed"

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Install the wheel without constraints into fresh environments, one for each given Python, and test it: two steps of every
-# scheme, and the golden bytes of every codec.
+# Install the wheel without constraints into new environments, one for each given Python, and test it: two steps of every scheme,
+# and the golden bytes of every codec.
 #
 #   scripts/test_wheel.sh python3.13 ~/.pyenv/versions/3.12.1/bin/python
 #
-# Needs 8 GB of disk temporarily if the index has only CUDA builds of PyTorch. A lack of network or disk is reported, and no
-# failure.
+# Needs 8 GB of disk temporarily if the index has only CUDA builds of PyTorch. If the network or disk space is missing, this is
+# reported, but does not count as a failure.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -24,7 +24,7 @@ say() {
     echo "the wheel on $1: $2"
 }
 
-# sources DIR: copy the sources of the wheel to DIR, because a build leaves files beside them.
+# sources DIR: copy the sources of the wheel to DIR, because a build leaves files next to its sources.
 sources() {
     mkdir -p "$1" &&
         cp -R setup.cfg pyproject.toml README.md LICENSE psnode tools psnode_ec2 "$1" &&
@@ -57,7 +57,7 @@ print(f"Python {platform.python_version()},", ", ".join(f"{name} {metadata.versi
 EOF
 }
 
-# try_out PYTHON: test the wheel; 1 if a test fails.
+# try_out PYTHON: test the wheel; return 1 if a test fails.
 try_out() {
     local venv=$folder/venv log=$folder/log status=0 failed=0 python free
     python=$venv/bin/python

@@ -14,12 +14,12 @@ find_python() {
     return 2
 }
 
-# checkout_state: print a state that changes when a new installation is needed.
+# checkout_state: print a text that changes when a new installation is needed.
 checkout_state() {
     echo "$PWD $(cat setup.cfg pyproject.toml constraints.txt | cksum)"
 }
 
-# is_installed DIR EXTRAS: succeed if this checkout is installed in DIR with at least EXTRAS.
+# is_installed DIR EXTRAS: succeed if this checkout is installed in DIR with at least the extras EXTRAS.
 is_installed() {
     local stamp=$1/.psnode-installed extra state extras
     [[ -f $stamp ]] || return 1
@@ -30,7 +30,7 @@ is_installed() {
     done
 }
 
-# require_own DIR: refuse an environment whose programs any user may replace.
+# require_own DIR: refuse an environment whose programs other users may replace.
 require_own() {
     if [[ -n $(find -L "$1" "$1/bin" -maxdepth 0 -perm -o+w ! -perm -o+t 2>/dev/null) ]]; then
         echo "$0: error: everybody may write into $1, whose programs would be executed: chmod o-w it and its bin, or make another" >&2
@@ -38,7 +38,7 @@ require_own() {
     fi
 }
 
-# prepare_venv DIR EXTRAS: make DIR if needed, and install this checkout with EXTRAS unless it is installed.
+# prepare_venv DIR EXTRAS: make DIR if needed, and install this checkout with EXTRAS, unless this has been done before.
 prepare_venv() {
     local venv=$1 extras=$2 python
     if [[ ! -x $venv/bin/python ]]; then

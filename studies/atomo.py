@@ -8,7 +8,7 @@ estimate in several bases, relative to the least variance of any basis:
 * deflated: the scheme's method
 * single: eigenvectors of the uncorrected float32 Gram matrix, with lengths measured separately
 * earlier: the singular vectors of the previous gradient
-* once, twice: the vectors of `earlier` after one and two multiplications by the Gram matrix, each followed by an orthogonalisation
+* once, twice: the vectors of `earlier` after one and two multiplications by the Gram matrix, each then orthogonalised
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""`python -m studies.norm_cost`: cost of a push's norm: measure and add compared with decode_add, and as a share of a master's
-lane.
+"""`python -m studies.norm_cost`: cost of a push's norm: measure and add compared with decode_add, and as a lane's share.
 
 The segment has 11.2 million values (ResNet-18). The actions take turns within one process, and times are medians of 15. The work
 of a lane is modelled as four such additions, plain SGD, and coding the change with topk:ratio=0.005+fp16. For the spec identity

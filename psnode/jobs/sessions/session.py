@@ -64,7 +64,7 @@ class Session:
     * parameter_groups: in the format of torch.optim (Task.parameter_groups)
     * learning_rate(step, lr=, steps_per_epoch=, total_steps=): the user's own schedule (Task.learning_rate)
     * optimizer: a name, or a function that creates the optimizer of each tensor (Task.optimizer)
-    * gradients: "backward" sends them during the backward pass; "step" sends them in `step`, so that the loop may change them first
+    * gradients: "backward" sends them during the backward pass, "step" in `step`, so that the loop can change them before
     * beside: modules or parameters on which the loss depends, but which the loop itself trains
 
     When the block ends, the model of every rank has the weights of the last checkpoint, in its own memory.

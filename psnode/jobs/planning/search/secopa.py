@@ -43,8 +43,7 @@ class ExchangeTimes(NamedTuple):
     apply: float
 
     def seconds(self, parts: int, *, overlapped: bool) -> float:
-        """Return the time of the exchange: the sum of its stages, or, with `overlapped`, that of parallel stages of `parts`
-        parts."""
+        """Return the time of the exchange: the sum of its stages, or, with `overlapped`, of parallel stages of `parts` parts."""
         longest = max(self)
         return longest + (sum(self) - longest) / parts if overlapped else sum(self)
 
