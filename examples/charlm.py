@@ -2,15 +2,15 @@
 
 psnode train --task examples/charlm.py --task-option model=transformer --optimizer adam --lr 0.002 --max-steps 500
 
-The text comes with Python: the reference manual's topics that `help()` shows (pydoc_data), about half a million
-characters of English and code, the same wherever the same version of Python runs: all ranks must run the same one.
-The last tenth is for evaluation.
+The text comes with Python: the topics of the reference manual that `help()` shows (pydoc_data), about half a million characters
+of English and code. It is the same for the same version of Python, so all ranks must run the same version. The last tenth of the
+text is for evaluation.
 
 Options, as --task-option KEY=VALUE
     model    lstm (default) or transformer
     width    features of a position (128)
     layers   1 for the LSTM, 2 for the transformer
-    length   characters an example (64)
+    length   characters per example (64)
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from torch.nn import functional
 from psnode.errors import ConfigurationError
 from psnode.task import Batch, Task
 
-# Class 0 stands for every other character. Fixed, so that all ranks agree on the model's shape.
+# Class 0 stands for all other characters. The alphabet is fixed, so that all ranks agree on the model's shape.
 ALPHABET = "\n" + string.digits + string.ascii_letters + string.punctuation + " "
 CLASSES = 1 + len(ALPHABET)
 _HEADS = 4
 
 
 def text() -> str:
-    """The topics of Python's reference manual in the order of their names."""
+    """Return the topics of Python's reference manual, in the order of their names."""
     from pydoc_data.topics import topics
 
     return "\n".join(topics[name] for name in sorted(topics))
 
 
 def encode(characters: str) -> npt.NDArray[np.int64]:
-    """The class of each character: 1 + its place in ALPHABET, or 0."""
+    """Return the class of each character: 1 + its place in ALPHABET, or 0 for any other character."""
     codes = np.frombuffer(characters.encode("latin-1", errors="replace"), np.uint8)
     table = np.zeros(256, np.int64)
     table[[ord(character) for character in ALPHABET]] = np.arange(1, CLASSES)
@@ -69,7 +69,7 @@ class Windows:
 
 
 class Lstm(nn.Module):
-    """(B, length) classes to (B, length, CLASSES) logits; the state starts at zero for every window."""
+    """An LSTM from (B, length) classes to (B, length, CLASSES) logits. Its state starts at zero for every window."""
 
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class Lstm(nn.Module):
 
 
 class Block(nn.Module):
-    """Causal self-attention and a two-layer network, each after layer norm and around an identity (pre-norm)."""
+    """Causal self-attention and a two-layer network, each with a preceding layer norm and a residual connection (pre-norm)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -103,9 +103,9 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """(B, length) classes to (B, length, CLASSES) logits, with learned positions.
+    """A transformer from (B, length) classes to (B, length, CLASSES) logits, with learned positions.
 
-    Vaswani et al.: Attention is all you need, NeurIPS 2017, the decoder alone.
+    The decoder of Vaswani et al.: Attention is all you need, NeurIPS 2017.
     """
 
     def __init__(self, width: int, layers: int, length: int) -> None:
@@ -123,7 +123,7 @@ class Transformer(nn.Module):
 
 
 class CharacterModel(Task):
-    """Cross-entropy a character; follows top1 and bits a character."""
+    """A task with the cross-entropy per character as its loss. Its metrics are top1 and bits per character."""
 
     def __init__(self, options: Mapping[str, str] | None = None) -> None:
         super().__init__(options)
@@ -166,7 +166,7 @@ class CharacterModel(Task):
         return {"top1": float(right), "bits": float(nats) / float(np.log(2))}
 
     def size(self, batch: Batch) -> int:
-        """Characters, not windows: loss and metrics are averages over characters."""
+        """Return the number of characters, not of windows, since loss and metrics are averages over characters."""
         return int(batch[1].numel())
 
 

@@ -1,15 +1,15 @@
-"""A residual network on CIFAR-10 as JPEG files, with a torch Dataset, augmentation and a DataLoader of one's own.
+"""A residual network on CIFAR-10 as JPEG files, with your own torch Dataset, augmentation and DataLoader.
 
 psnode train --local 2 --task examples/cifar10.py --task-option data=data/cifar10 --scheme topk:ratio=0.01 \
     --batch-size 64 --lr 0.1 --weight-decay 1e-4 --lr-schedule cosine --max-steps 4000 --train-dir runs/cifar10
 psnode evaluate --train-dir runs/cifar10 --task examples/cifar10.py
 
-The folder has train/CLASS/*.jpg and test/CLASS/*.jpg; any other small colour images will do. For the set as its authors publish
-it nothing has to be written: --network resnet-20 --dataset Cifar10 --data-dir FOLDER.
+The folder contains train/CLASS/*.jpg and test/CLASS/*.jpg. Any other small colour images can be used too. For the data set in its
+published form no code is needed: --network resnet-20 --dataset Cifar10 --data-dir FOLDER.
 
 Options, as --task-option KEY=VALUE
-    data       folder with train/ and test/
-    processes  that decode and augment for each worker (0: the worker itself, between two steps)
+    data       the folder with train/ and test/
+    processes  number of processes that decode and augment for each worker (0: the worker itself does, between two steps)
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MEAN, DEVIATION = (torch.tensor(values).view(3, 1, 1) for values in ((0.4914, 0.
 
 
 class Images(Dataset):
-    """Pairs of a float32 image (3, SIDE, SIDE) and the number of its folder, by name."""
+    """Pairs of a float32 image (3, SIDE, SIDE) and the number of its folder, in the order of the folders' names."""
 
     def __init__(self, folder: Path, augment: bool) -> None:
         self.classes = sorted(path.name for path in folder.glob("*/")) if folder.is_dir() else []
@@ -54,9 +54,9 @@ class Images(Dataset):
 
 
 def shifted_or_mirrored(image: torch.Tensor) -> torch.Tensor:
-    """A random window of the image with PADDING zeros around it, mirrored in half of the cases.
+    """Return a random window of the image with PADDING zeros around it, mirrored in half of the cases.
 
-    Its random numbers are torch's, which psnode seeds before each batch: a resumed run repeats them.
+    The random numbers are torch's. psnode seeds them before each batch, so that a resumed run repeats them.
     """
     top, left = torch.randint(2 * PADDING + 1, (2,)).tolist()
     window = functional.pad(image, (PADDING,) * 4)[:, top : top + SIDE, left : left + SIDE]
@@ -64,7 +64,7 @@ def shifted_or_mirrored(image: torch.Tensor) -> torch.Tensor:
 
 
 class Cifar10(Task):
-    """Cross-entropy; follows top1."""
+    """A task with the cross-entropy as its loss and top1 as its metric."""
 
     def __init__(self, options: Mapping[str, str] | None = None) -> None:
         super().__init__(options)
@@ -78,11 +78,11 @@ class Cifar10(Task):
         self.processes = int(processes)
 
     def model(self) -> nn.Module:
-        """He et al.: Deep residual learning for image recognition, CVPR 2016, section 4.2: 20 layers."""
+        """Return the 20-layer network of He et al.: Deep residual learning for image recognition, CVPR 2016, section 4.2."""
         return models.build("resnet-20", (3, SIDE, SIDE), len(Images(self.folder / "train", False).classes))
 
     def train_data(self) -> DataLoader:
-        """Neither batch size nor shuffling: both are psnode's, and every worker gets other examples."""
+        """Return a loader without batch size and shuffling. psnode determines both, and gives every worker different examples."""
         return DataLoader(Images(self.folder / "train", augment=True), num_workers=self.processes)
 
     def eval_data(self) -> Images:

@@ -1,16 +1,16 @@
-"""A codec of one's own: every value in one byte, on a logarithmic scale.
+"""Your own codec: every value in one byte, on a logarithmic scale.
 
     psnode train --local 2 --codec examples/codec.py:Logarithmic --feedback ef --max-steps 100
     psnode bench codecs --codec examples/codec.py:Logarithmic:octaves=8
-    psnode.codecs.get_codec("examples/codec.py:Logarithmic")    from Python; psnode.codecs.register(Logarithmic) works too
+    psnode.codecs.get_codec("examples/codec.py:Logarithmic")    in Python; or psnode.codecs.register(Logarithmic)
 
-A magnitude is rounded down to the nearest of the levels m 2^(-k octaves / 127), k = 0..126, where m is the largest magnitude.
-Magnitudes below all levels become 0. So no decoded value is larger than its original or of another sign, and error feedback
+Each magnitude is rounded down to one of the levels m 2^(-k octaves / 127), k = 0..126, where m is the largest magnitude.
+Magnitudes below all levels become 0. So no decoded value is larger than the original or has the opposite sign, and error feedback
 converges.
 
     offset  bytes  field
          0      8  m and octaves, float32
-         8      n  a byte a coordinate: 127 - k, or 0; plus 128 if the value is negative
+         8      n  one byte per coordinate: 127 - k, or 0; plus 128 if the value is negative
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from psnode.errors import CodecSpecError, NonFiniteGradientError, PayloadError
 
 @dataclass(frozen=True, repr=False)
 class Logarithmic(Codec):
-    """`octaves`: how many halvings the 127 levels span."""
+    """A codec with 127 logarithmic levels, which span `octaves` halvings."""
 
     octaves: float = 16.0
 
@@ -63,6 +63,6 @@ class Logarithmic(Codec):
 
 
 def _levels(largest: np.float32, octaves: np.float32) -> Floats:
-    """0 and the 127 levels, ascending: float32."""
+    """Return 0 and the 127 levels in ascending order, as float32."""
     exponents = np.arange(-126, 1) * (float(octaves) / 127)
     return np.concatenate([[0.0], float(largest) * 2.0**exponents]).astype(np.float32)

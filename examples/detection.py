@@ -5,12 +5,12 @@ psnode train --local 2 --task examples/detection.py --task-option data=data/shap
     --optimizer adam --lr 0.002 --max-steps 400 --eval-freq 100 --train-dir runs/detection
 psnode evaluate --train-dir runs/detection --task examples/detection.py
 
-The first command makes the set: images of coloured shapes, train.json and val.json. One of your own has the same layout.
+The first command makes the data set: images of coloured shapes, train.json and val.json. Your own data set needs the same layout.
 
 Options, as --task-option KEY=VALUE
-    data     folder with images/, train.json and val.json
-    size     pixels that the shorter side of an image is scaled to (96)
-    masks    true: Mask R-CNN, which finds the pixels of objects, too, and learns them from polygons (false)
+    data     the folder with images/, train.json and val.json
+    size     number of pixels to which the shorter side of an image is scaled (96)
+    masks    true: use Mask R-CNN, which also finds the pixels of objects, and learns them from polygons (false)
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from psnode.tasks.data.image_files import check_readable, open_image
 from psnode.tasks.data.pixels import rgb
 from psnode.tasks.torchvision_ops import import_torchvision
 
-import_torchvision()  # instead of `import torchvision`: its operators may be built for another torch
+import_torchvision()  # in place of `import torchvision`, whose operators may be built for another torch
 
 from torchvision.models.detection import FasterRCNN, MaskRCNN  # noqa: E402
 from torchvision.models.detection.anchor_utils import AnchorGenerator  # noqa: E402
@@ -45,7 +45,7 @@ SHAPES = ("rectangle", "ellipse", "triangle")
 
 
 def make(folder: Path, images: Mapping[str, int], side: int = 96) -> None:
-    """Write a set in COCO's format: `images` says how many there are for train and for val; 0 to 3 shapes in each."""
+    """Write a data set in COCO's format. `images`: the numbers of images for train and for val, with 0 to 3 shapes in each."""
     (folder / "images").mkdir(parents=True, exist_ok=True)
     for part, count in images.items():
         rng = np.random.default_rng(list(images).index(part))
@@ -75,7 +75,7 @@ def make(folder: Path, images: Mapping[str, int], side: int = 96) -> None:
 
 
 def outline(shape: str, x: int, y: int, width: int, height: int) -> list[float]:
-    """The corners x, y, x, y, ... of a shape in a box: pixel i reaches from i to i + 1."""
+    """Return the corners x, y, x, y, ... of a shape in a box. Pixel i reaches from i to i + 1."""
     if shape == "triangle":
         return [x, y + height, x + width / 2, y, x + width, y + height]
     if shape == "rectangle":
@@ -86,13 +86,13 @@ def outline(shape: str, x: int, y: int, width: int, height: int) -> list[float]:
 
 
 def inside(polygons: Sequence[Sequence[float]], height: int, width: int) -> npt.NDArray[np.bool_]:
-    """The pixels whose centres lie in one of the polygons of an object."""
+    """Return the pixels whose centres are inside one of the polygons of an object."""
     found = np.zeros((height, width), bool)
     x, y = np.arange(width) + 0.5, np.arange(height)[:, None] + 0.5
     for polygon in polygons:
         corners, odd = np.asarray(polygon, float).reshape(-1, 2), np.zeros((height, width), bool)
         for (x1, y1), (x2, y2) in zip(corners, np.roll(corners, -1, 0), strict=True):
-            if y1 != y2:  # does a ray to the right cross this side?
+            if y1 != y2:  # does a ray to the right cross this side of the polygon?
                 odd ^= ((y1 > y) != (y2 > y)) & (x < x1 + (y - y1) * (x2 - x1) / (y2 - y1))
         found |= odd
     return found
@@ -101,9 +101,9 @@ def inside(polygons: Sequence[Sequence[float]], height: int, width: int) -> npt.
 class Coco:
     """Images and their boxes; implements psnode.task.Data.
 
-    A batch is (images, targets), both lists: float32 (3, height, width) in 0..1, and {"boxes": (n, 4) corners in
-    pixels, "labels": (n,)}; images have their own sizes, and n may be 0. Half of them are flipped where there is an rng.
-    With `masks` a target has "masks" too: uint8 (n, height, width).
+    A batch is (images, targets), two lists: float32 (3, height, width) in 0..1, and {"boxes": (n, 4) corners in pixels, "labels":
+    (n,)}. Images may have different sizes, and n may be 0. If there is an rng, half of the images are flipped. With `masks` a
+    target also has "masks": uint8 (n, height, width).
     """
 
     def __init__(self, folder: Path, part: str, masks: bool = False) -> None:
@@ -114,7 +114,7 @@ class Coco:
         self._files = {entry["id"]: folder / "images" / entry["file_name"] for entry in parsed["images"]}
         self._ids = sorted(self._files)
         for path in self._files.values():
-            check_readable(str(path))  # its head alone: before training rather than amid it
+            check_readable(str(path))  # reads only its head, so that a bad file is found before the training
         self._objects: dict[int, list[Any]] = {image: [] for image in self._ids}
         for entry in parsed["annotations"]:
             if not entry.get("iscrowd"):
@@ -132,7 +132,7 @@ class Coco:
             image = torch.from_numpy(np.array(rgb(file, str(path)))).permute(2, 0, 1) / 255
         objects = self._objects[self._ids[index]]
         boxes = torch.tensor([entry["bbox"] for entry in objects], dtype=torch.float32).reshape(-1, 4)
-        boxes[:, 2:] += boxes[:, :2]  # COCO has x, y, width, height
+        boxes[:, 2:] += boxes[:, :2]  # COCO's boxes are x, y, width, height
         labels = torch.tensor([self.labels[entry["category_id"]] for entry in objects], dtype=torch.int64)
         target = {"boxes": boxes, "labels": labels}
         if self._masks:
@@ -141,7 +141,7 @@ class Coco:
         return image, target
 
     def batch(self, indices: npt.NDArray[np.int64], rng: np.random.Generator | None) -> Batch:
-        """Lists, since neither images nor targets have one shape."""
+        """Return lists, since images and targets have different shapes."""
         examples = [self[int(index)] for index in indices]
         if rng is not None:
             examples = [flipped(*example) if rng.random() < 0.5 else example for example in examples]
@@ -149,7 +149,7 @@ class Coco:
 
 
 def flipped(image: torch.Tensor, target: dict[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """The same from left to right."""
+    """Return the image and the target, mirrored from left to right."""
     x1, y1, x2, y2 = target["boxes"].unbind(1)
     width = image.shape[2]
     masks = {"masks": target["masks"].flip(2)} if "masks" in target else {}
@@ -157,7 +157,7 @@ def flipped(image: torch.Tensor, target: dict[str, torch.Tensor]) -> tuple[torch
 
 
 def backbone(width: int) -> nn.Sequential:
-    """(B, 3, H, W) to (B, width, H/8, W/8). Group norm: with a few images a worker, batch norm's statistics are poor."""
+    """Return a network (B, 3, H, W) to (B, width, H/8, W/8) with group norm, which suits a few images per worker."""
     layers: list[nn.Module] = []
     for into, out in ((3, width // 2), (width // 2, width), (width, width)):
         layers += [nn.Conv2d(into, out, 3, stride=2, padding=1, bias=False), nn.GroupNorm(4, out), nn.ReLU()]
@@ -165,7 +165,7 @@ def backbone(width: int) -> nn.Sequential:
 
 
 class Detection(Task):
-    """The sum of Faster R-CNN's four losses, or Mask R-CNN's five; follows ap50."""
+    """A task whose loss is the sum of Faster R-CNN's four losses or Mask R-CNN's five. Its metric is ap50."""
 
     def __init__(self, options: Mapping[str, str] | None = None) -> None:
         super().__init__(options)
@@ -181,7 +181,7 @@ class Detection(Task):
         self.masks = self.options.get("masks") == "true"
 
     def model(self) -> nn.Module:
-        """A small one, so that it trains on a processor. With weights on disk: fasterrcnn_resnet50_fpn or maskrcnn's instead."""
+        """Return a small model, which trains on a processor. With weights on disk, use fasterrcnn_resnet50_fpn or maskrcnn's."""
         width, side, bins = 32, int(self.side), 5
         body = backbone(width)
         body.out_channels = width  # type: ignore[assignment]  # FasterRCNN asks for it
@@ -214,7 +214,10 @@ class Detection(Task):
         return Coco(self.folder, "val", self.masks)
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, Any]:
-        """In evaluation the detections too: torchvision's models return losses in training mode, detections in the other."""
+        """Return the loss and, in evaluation, the detections.
+
+        torchvision's models return losses only in training mode, and detections only in evaluation mode.
+        """
         images, targets = batch
         training = model.training
         losses = model.train()(images, targets)
@@ -239,12 +242,12 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 def boxes_iou(found: Tensors, target: Tensors) -> torch.Tensor:
-    """Intersection over union of all pairs of boxes."""
+    """Return the intersection over union of all pairs of boxes."""
     return box_iou(found["boxes"], target["boxes"])
 
 
 def mask_iou(found: Tensors, target: Tensors) -> torch.Tensor:
-    """Intersection over union of all pairs of masks; a detection's are its pixels with a chance of half or more."""
+    """Return the intersection over union of all pairs of masks. A detection has the pixels with a probability of at least 1/2."""
     one, other = (found["masks"][:, 0] >= 0.5).flatten(1).float(), target["masks"].flatten(1).float()
     both = one @ other.T
     return both / (one.sum(1)[:, None] + other.sum(1) - both).clamp(min=1)
@@ -256,10 +259,11 @@ def average_precision(
     least: float = 0.5,
     overlap: Callable[[Tensors, Tensors], torch.Tensor] = boxes_iou,
 ) -> float:
-    """Area under precision over recall of one image's detections; COCO pools those of all images, and averages over classes.
+    """Return the area under precision over recall for the detections in one image.
 
-    By falling score, each takes the object of its class that it overlaps most, if by `least` and if it is still free; else it
-    is wrong. An image without objects counts 1 if nothing scores half or more.
+    COCO pools all images, and averages over classes. In the order of falling scores, each detection takes the object of its class
+    that it overlaps most. It is wrong if this object is already taken, or if the overlap is less than `least`. An image without
+    objects counts as 1 if no detection scores 1/2 or more.
     """
     objects = len(target["boxes"])
     if not objects:

@@ -1,11 +1,11 @@
-"""Fine-tuning of a causal language model, as scripts with Hugging Face transformers do it, in plain PyTorch.
+"""Fine-tuning of a causal language model in plain PyTorch, as in scripts with Hugging Face transformers.
 
 torchrun --nproc-per-node 2 examples/finetune.py TEXT FOLDER
 
 The program trains a small GPT-2, made from a configuration, on the bytes of a text. It uses AdamW without decay of norms and
 biases, a cosine schedule after a warm-up, clipping, accumulation of gradients, and bfloat16. It evaluates after every epoch, and
-keeps the best model in FOLDER. The same program as a session of psnode is finetune_session.py; with psnode's communication hook
-it is finetune_hook.py.
+keeps the best model in FOLDER. finetune_session.py is the same program as a session of psnode, and finetune_hook.py uses psnode's
+communication hook.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""examples/finetune.py with psnode's communication hook, which takes three more lines.
+"""examples/finetune.py with psnode's communication hook, which needs three more lines.
 
 torchrun --nproc-per-node 2 examples/finetune_hook.py TEXT FOLDER
 """

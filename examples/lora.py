@@ -1,4 +1,4 @@
-"""Fine-tuning of a causal language model with LoRA adapters, by transformers and peft: only adapters cross the links.
+"""Fine-tuning of a causal language model with LoRA adapters, by transformers and peft. Only adapters cross the links.
 
 python examples/lora.py base runs/base
 psnode train --local 2 --task examples/lora.py --task-option base=runs/base --scheme topk:ratio=0.05 --optimizer adamw --lr 0.01 \
@@ -6,15 +6,15 @@ psnode train --local 2 --task examples/lora.py --task-option base=runs/base --sc
 psnode export runs/lora
 python examples/lora.py adapter runs/base runs/lora/model.safetensors runs/adapter
 
-The first command makes a tiny model with random weights, in the format of Hugging Face; any causal language model in a folder
-takes its place. The last one writes the adapter in peft's format: `PeftModel.from_pretrained(model, "runs/adapter")` loads it.
-Hu et al.: LoRA: low-rank adaptation of large language models, ICLR 2022.
+The first command makes a tiny model with random weights, in the format of Hugging Face. Any other causal language model in a
+folder can be used instead. The last command writes the adapter in peft's format:
+`PeftModel.from_pretrained(model, "runs/adapter")` loads it. Hu et al.: LoRA: low-rank adaptation of large language models, ICLR 2022.
 
 Options, as --task-option KEY=VALUE
-    base     folder with the model and its tokenizer
-    text     file to train on, UTF-8 (topics of Python's reference manual, as in charlm.py)
-    rank     of the adapters (8)
-    length   tokens an example (64)
+    base     the folder with the model and its tokenizer
+    text     the file to train on, in UTF-8 (topics of Python's reference manual, as in charlm.py)
+    rank     rank of the adapters (8)
+    length   tokens per example (64)
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from charlm import Windows, text  # the neighbour in this folder
+from charlm import Windows, text  # charlm.py in this folder
 from safetensors.torch import load_file, load_model
 from torch import nn
 from torch.nn import functional
@@ -41,7 +41,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTr
 
 
 def make_base(folder: Path) -> None:
-    """Write a Llama of 0.1 million weights, bfloat16 and random, whose tokens are bytes, with its tokenizer."""
+    """Write a Llama with 0.1 million random weights in bfloat16, and its tokenizer, whose tokens are bytes."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -57,7 +57,7 @@ def make_base(folder: Path) -> None:
 
 
 class FineTuning(Task):
-    """Cross-entropy a token; follows top1. The base stays frozen, in its own type; adapters are float32."""
+    """A task with cross-entropy per token as loss, and top1. The base stays frozen, in its own type; adapters are float32."""
 
     def __init__(self, options: Mapping[str, str] | None = None) -> None:
         super().__init__(options)
@@ -71,7 +71,7 @@ class FineTuning(Task):
                 raise ConfigurationError(f"task option {name} must be a whole number of at least 1, not {value!r}")
 
     def model(self) -> nn.Module:
-        """The base with adapters beside all its linear layers but the last; peft freezes everything else."""
+        """Return the base with adapters for all linear layers except the last. peft freezes everything else."""
         base = AutoModelForCausalLM.from_pretrained(self.options["base"], local_files_only=True)
         rank = int(self.options["rank"])
         return get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", r=rank, lora_alpha=2 * rank, target_modules="all-linear"))
@@ -101,12 +101,12 @@ class FineTuning(Task):
         return {"top1": float((outputs.argmax(dim=-1) == batch[1]).sum())}
 
     def size(self, batch: Batch) -> int:
-        """Tokens, not windows."""
+        """Return the number of tokens, not of windows."""
         return int(batch[1].numel())
 
 
 def save_adapter(base: Path, weights: Path, folder: Path) -> None:
-    """Write the adapters among `weights`, a file of psnode export, as a folder that peft loads."""
+    """Write the adapters in `weights`, a file of psnode export, as a folder that peft can load."""
     rank = next(len(value) for name, value in load_file(weights).items() if "lora_A" in name)
     model = FineTuning({"base": str(base), "rank": str(rank)}).model()
     load_model(model, weights)

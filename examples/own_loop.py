@@ -1,8 +1,9 @@
-"""A training loop of one's own, in plain PyTorch, on psnode's parameter server.
+"""Your own training loop, in plain PyTorch, on psnode's parameter server.
 
 psnode launch -n 2 -- examples/own_loop.py runs/own-loop
 
-Without psnode the two lines with `s` would be loops over epochs and the loader, and s.step the optimizer's zero_grad and step.
+Without psnode the two lines with `s` would be loops over the epochs and the loader, and s.step would be the optimizer's zero_grad
+and step.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 python examples/ray_train.py runs/ray --workers 2 --codec topk:ratio=0.05+fp16
 
-A few lines of `train` are psnode's; the rest is a training loop for Ray, on the CPU over gloo. Checkpoints hold the values that
-the codec has left out so far on every rank. The command resumes from the last one; Ray does so by itself with workers it
-has restarted.
+A few lines of `train` are for psnode. All other lines are a training loop for Ray, on the CPU over gloo. Checkpoints contain the
+values that the codec has left out so far on every rank. The command resumes from the last checkpoint. So does Ray itself after it
+has restarted workers.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ BATCH = 32
 
 
 def train(settings: dict[str, Any]) -> nn.Module:
-    """The loop of one worker; `settings`: codec ("" for DDP's own all-reduce), epochs."""
+    """Run the loop of one worker. `settings`: codec ("" for DDP's own all-reduce) and epochs."""
     rank, workers = ray.train.get_context().get_world_rank(), ray.train.get_context().get_world_size()
     images, labels = map(torch.from_numpy, originals())  # 1797 handwritten digits of 8 x 8
     images = images.float().flatten(1) / 16
     torch.manual_seed(1)
     network = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
-    model = prepare_model(network)  # DistributedDataParallel, if there are several workers
+    model = prepare_model(network)  # is in DistributedDataParallel if there are several workers
     optimizer = torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9)
     state = everyone = None
     if settings["codec"]:
@@ -62,7 +62,7 @@ def train(settings: dict[str, Any]) -> nn.Module:
             optimizer.step()
         saved = {"epoch": epoch + 1, "model": network.state_dict(), "optimizer": optimizer.state_dict()}
         if everyone is not None:
-            saved["hook"] = everyone.state_dict()  # on every rank
+            saved["hook"] = everyone.state_dict()  # called on every rank
         with torch.no_grad():
             right = (network(images[1437:]).argmax(1) == labels[1437:]).float().mean().item()
         with tempfile.TemporaryDirectory() as folder:
@@ -74,7 +74,7 @@ def train(settings: dict[str, Any]) -> nn.Module:
 
 
 def trainer(loop: Any, folder: Path, workers: int, settings: dict[str, Any], failures: int = 0) -> TorchTrainer:
-    """A trainer on the CPU whose run is `folder`. Of a run that is there it goes on from the last checkpoint."""
+    """Return a trainer on the CPU whose run is in `folder`. If the run exists, it continues from the last checkpoint."""
     return TorchTrainer(
         loop,
         train_loop_config=settings,

@@ -6,8 +6,8 @@ Dosovitskiy et al.: An image is worth 16x16 words, ICLR 2021: patches, a class t
 
 Options, as --task-option KEY=VALUE
     dataset  a built-in data set (mnist; digits needs no files)
-    data     folder with its files
-    patch    side of a patch in pixels, a divisor of the image's (7)
+    data     the folder with the files of the data set
+    patch    side of a patch in pixels, a divisor of the image's side (7)
     width    features of a patch, a multiple of 4 (64)
     layers   blocks (4)
 """
@@ -26,7 +26,7 @@ _HEADS = 4
 
 
 class VisionTransformer(nn.Module):
-    """float32 images (B, channels, side, side) to logits (B, classes)."""
+    """A vision transformer from float32 images (B, channels, side, side) to logits (B, classes)."""
 
     def __init__(self, image: tuple[int, int, int], patch: int, width: int, layers: int, classes: int) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class VisionTransformer(nn.Module):
 
 
 class SmallVision(Classification):
-    """psnode's own image data and losses under the model above."""
+    """A task with psnode's own image data and losses, and the model above."""
 
     def __init__(self, options: Mapping[str, str] | None = None) -> None:
         settings = {"dataset": "mnist", "data": "", "patch": "7", "width": "64", "layers": "4"}
