@@ -8,7 +8,9 @@ python examples/lora.py adapter runs/base runs/lora/model.safetensors runs/adapt
 
 The first command makes a tiny model with random weights, in the format of Hugging Face. Any other causal language model in a
 folder can be used instead. The last command writes the adapter in peft's format:
-`PeftModel.from_pretrained(model, "runs/adapter")` loads it. Hu et al.: LoRA: low-rank adaptation of large language models, ICLR 2022.
+`PeftModel.from_pretrained(model, "runs/adapter")` loads it.
+
+Hu et al.: LoRA: low-rank adaptation of large language models, ICLR 2022.
 
 Options, as --task-option KEY=VALUE
     base     the folder with the model and its tokenizer
