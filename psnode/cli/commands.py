@@ -37,7 +37,7 @@ from psnode.plans.roles import MASTER, Layout
 from psnode.transport.mpi.environment import place
 
 _PRINTS, _DRY = "psnode.print_config", "psnode.dry_run"  # keys in the meta dictionary of click's context
-_GRACE = 5.0  # seconds that other ranks wait for rank 0 to report an error first
+_GRACE = 5.0  # seconds that other ranks wait, so that rank 0 reports an error first
 # first setting -> title, for each part of `psnode train --help`
 PARTS = {
     "task": "Model and data",
@@ -53,7 +53,7 @@ class _Train(click.Command):
     """A command whose help lists its options part by part."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse as click does, and attribute errors to this command, even under `psnode launch`."""
+        """Parse like click, and attribute errors to this command, even under `psnode launch`."""
         with augment_usage_errors(ctx):
             return super().parse_args(ctx, args)
 
@@ -99,7 +99,8 @@ def _version(context: click.Context, asked: bool) -> None:
 def train(**given: Any) -> int:
     """Train a model. Under mpirun -n P+1 rank 0 is the master; with --local P everything runs in this process.
 
-    Every setting can also be given in the --config file or in a variable named like PSNODE_LR; file < variable < flag.
+    Every setting can also be given in the --config file or in a variable named like PSNODE_LR. A variable overrides the file, and
+    a flag overrides both.
     """
     config = configure(**given)
     if click.get_current_context().meta.get(_PRINTS):
@@ -181,7 +182,7 @@ def launch(
 ) -> int:
     """Run `psnode COMMAND` on a master and P workers through mpirun, with the options of a fault-tolerant job.
 
-    COMMAND may also be PROGRAM.py with its arguments: a program with a psnode.session.
+    COMMAND may also be PROGRAM.py with its arguments, if the program has a psnode.session.
     """
     if command[0].endswith(".py"):
         if batch is not None:
@@ -193,7 +194,7 @@ def launch(
     context = click.get_current_context().find_root()
     _, chosen, rest = app.resolve_command(context, list(command))
     config, directory, others = None, None, 0
-    if chosen is app.commands["train"]:  # refuse at once the settings that every rank would refuse
+    if chosen is app.commands["train"]:  # refuse here the settings that every rank would refuse
         config = configure(**chosen.make_context("psnode train", rest).params)
         if config.local is not None:
             raise ConfigurationError("--local runs all workers in one process: leave it out, or leave out launch")
@@ -273,8 +274,9 @@ app.add_command(doctor)
     "--source", type=click.Choice(["numba", "cuda"]), help="Print the kernels that are generated from the formula of codec NAME."
 )
 def codecs(name: str | None, as_json: bool, source: str | None) -> int:
-    """List every codec with its traits, and every scheme; with NAME explain one in full: parameters, traits and learning-rate
-    rule. NAME may be FILE.py:CLASS, a codec of your own; FILE.py alone lists the codecs that it defines. Both execute the file.
+    """List every codec with its traits, and every scheme. With NAME, explain one of them in full: parameters, traits and
+    learning-rate rule. NAME may be FILE.py:CLASS, a codec of your own. FILE.py without CLASS lists the codecs that the file
+    defines. Both execute the file.
     """
     from psnode.cli import codec_listing
 
@@ -308,7 +310,7 @@ def main(arguments: Sequence[str] | None = None, command: click.Command | None =
     try:
         with shown(here.rank if here is not None else 0), streams.installed():
             return _run(arguments, command or app, name)
-    except ConfigurationError as error:  # standard output may be closed
+    except ConfigurationError as error:  # standard output may be closed already
         return _fail(str(error), error.exit_code)
 
 
@@ -335,7 +337,7 @@ def _run(arguments: Sequence[str] | None, command: click.Command, name: str) -> 
 def _fail(message: str, code: int) -> int:
     """Print the error and return the exit code.
 
-    Before MPI starts, all ranks find the same error; rank 0 prints it, and its exit ends the others.
+    Before MPI starts, all ranks find the same error. Rank 0 prints it, and the exit of rank 0 ends the other ranks.
     """
     from psnode.protocol.messages import plain
 

@@ -47,7 +47,7 @@ class Bash(BashComplete):
     _known = 0  # number of characters of the value that bash counts as an earlier word
 
     def get_completion_args(self) -> tuple[list[str], str]:
-        """Return the words before the one being typed, and the typed word itself."""
+        """Return the words before the word that is being typed, and this word itself."""
         if "COMP_LINE" not in os.environ:  # called by the original script of Click
             return super().get_completion_args()
         line = os.environ["COMP_LINE"]

@@ -115,10 +115,10 @@ class Finding:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def doctor(data_dir: Path | None, hosts: Path | None, deadline: float, topology: str | None, as_json: bool) -> int:
-    """Check Python, MPI, torch, caches and cores, and name missing packages; exits with 2 if training cannot work here.
+    """Check Python, MPI, torch, caches and cores, and name missing packages. Exits with 2 if training cannot work here.
 
-    With --hosts, check that ssh logs in without a question and that versions match this machine's, and show cores, free memory,
-    clocks, and the link between the master's host and each other host; exits with 1 if a problem would stop a job.
+    With --hosts, check that ssh logs in without a question, and that versions match those of this machine. Also show cores, free
+    memory, clocks, and the link between the master's host and each other host. Exits with 1 if a problem would stop a job.
     """
     if hosts is not None:
         from psnode.cli import doctor_hosts
@@ -305,7 +305,7 @@ def _data(directory: Path) -> Finding:
 
 
 def _show(findings: list[Finding]) -> None:
-    """Print a table as wide as the terminal. Long paths are wrapped, and each remedy is on a line of its own."""
+    """Print a table as wide as the terminal. Long paths are wrapped, and each remedy has its own line."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -328,7 +328,7 @@ def _show(findings: list[Finding]) -> None:
 def _verdict(findings: Sequence[Finding]) -> str:
     """Return the last line of the report: if a run can work on this machine, and the names of the findings to mend, in order.
 
-    The findings are in the order of the checks, since a later finding may be a consequence of an earlier one.
+    The findings are in the order of the checks: mending an earlier finding may also mend a later one.
     """
     missing = [finding.what for finding in findings if finding.state == "missing"]
     if missing:

@@ -1,4 +1,4 @@
-"""The trial of codecs in `psnode doctor`: the codecs of all schemes, in both directions, encode, decode and add an array.
+"""The trial of codecs in `psnode doctor`: the codecs of all schemes, for both directions, encode, decode and add an array.
 
 The codecs of the default scheme come first and are always tried. The other codecs are tried only as long as time is left:
 compiling their kernels may take minutes, and the codecs in use can be judged without them.
@@ -13,7 +13,7 @@ from typing import Any
 SECONDS = 300.0  # time after which the trial counts as hanging
 _BUDGET = 10.0  # seconds after which no further scheme is tried
 _SHAPE = (64, 48)
-_CLOSE = 1e-5  # tolerance for float32 rounding, relative to the largest value
+_CLOSE = 1e-5  # tolerance for rounding of float32, relative to the largest value
 
 
 def program(*, every: bool) -> str:

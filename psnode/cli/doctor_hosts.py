@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def examine(hostfile: Path, deadline: float, data_dir: Path | None, *, topology: str | None = None, as_json: bool) -> int:
-    """Query every host in a hostfile and print the answers. Returns 1 if a problem would stop a job, else 0.
+    """Query every host in a hostfile and print the answers. Returns 1 if a problem would stop a job, otherwise 0.
 
     `topology`: the job's setting, if its workers may have to reach each other.
     """

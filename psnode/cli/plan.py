@@ -175,9 +175,9 @@ def _refuse_together(groups: str | None, profile: Path | None, *, as_json: bool,
 
 
 def _topologies(text: str | None) -> tuple[str, ...]:
-    """Return the topologies that the option names; none without it.
+    """Return the topologies that the option names; an empty tuple if `text` is None.
 
-    Raises ConfigurationError for unknown ones.
+    Raises ConfigurationError for an unknown topology.
     """
     from psnode.exchange.routes.topologies import COMPARED
 

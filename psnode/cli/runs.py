@@ -44,8 +44,11 @@ _ORDERS: dict[str, tuple[Callable[[Run], Any], bool]] = {
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @debuggable
 def runs(places: tuple[Path, ...], sort: str, reverse: bool, as_json: bool) -> int:
-    """Print a line for every run in DIR and below [runs]: scheme, workers, steps, last loss, best
-    accuracy or else lowest test loss, bytes, time and end."""
+    """Print a line for every run in DIR and below [runs].
+
+    A line has the scheme, workers, steps, last loss, bytes, time and end of a run, and its best accuracy or, without one, its
+    lowest test loss.
+    """
     if not places and not RUNS.is_dir():
         raise ConfigurationError(f"there is no directory {RUNS} here: name runs, or directories that contain some")
     found = _ordered(_read(places or (RUNS,)), sort, reverse)
@@ -105,7 +108,7 @@ def _tell(problem: str) -> None:
 
 
 def _ordered(found: list[Run], sort: str, reverse: bool) -> list[Run]:
-    """Return the runs sorted by a quantity; runs without it come last."""
+    """Return the runs sorted by a quantity. Runs without this quantity come last."""
     key, most = _ORDERS[sort]
     known = [run for run in found if key(run) is not None]
     known.sort(key=lambda run: str(key(run)) if sort in ("name", "scheme") else key(run), reverse=most != reverse)

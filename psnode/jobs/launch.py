@@ -56,12 +56,12 @@ def launch(
     """Run `psnode COMMAND...` on one master and `n_workers` workers, and return rank 0's exit code.
 
     Args:
-        hostfile: hosts, one per line, the master's first. Lines `NAME slots=N` are filled in order; a plain list of
-            addresses gets one rank per host in turn. None: all ranks on this host.
-        mpirun_args: passed to mpirun; they take precedence over psnode's own choices.
+        hostfile: hosts, one per line, the master's first. Lines `NAME slots=N` are filled in order. A plain list of
+            addresses gets one rank per host in turn. None: all ranks run on this host.
+        mpirun_args: passed to mpirun, with precedence over psnode's own choices.
         kill_after: seconds from a request to stop (TERM, INT, USR1, HUP) until every process is killed.
         restarts: maximum number of restarts, with --resume, after the job has ended by itself without being done.
-        run_directory: directory of the run that a restart resumes; a job that died before creating it starts from the beginning.
+        run_directory: directory of the run that a restart resumes. If a job dies before creating it, the restart begins anew.
         program: the program of every rank, before `command`. For a program other than PSNODE and PROGRAM, it is
             unknown if the program exited normally or was killed.
 

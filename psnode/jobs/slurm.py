@@ -36,7 +36,7 @@ class BatchJob:
     * cpus_per_rank: cores per rank
     * kill_after: seconds that a checkpoint may take at the end
     * starter: "mpirun", with which a job survives dead workers, or "srun", with PMIx
-    * environment: directory of the virtual environment, at the same path on all nodes and here
+    * environment: directory of the virtual environment, at the same path on all nodes and on this machine
     * extra: more options of sbatch, such as qos=long
     """
 
@@ -97,7 +97,7 @@ class BatchJob:
 def batch_script(job: BatchJob, command: Sequence[str], train_dir: Path, mpirun_args: Sequence[str] = ()) -> str:
     """Return the text of the batch script. `command`: `train` and its arguments, which write to `train_dir`.
 
-    A relative `train_dir` is resolved against the directory from which the script is submitted; all nodes must see that
+    A relative `train_dir` is resolved against the directory from which the script is submitted. All nodes must see that
     directory.
     """
     options = "\n".join(f"#SBATCH --{each}" for each in _options(job))

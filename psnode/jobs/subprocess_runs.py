@@ -25,7 +25,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def begin(directory: Path, arguments: Sequence[str]) -> bool:
-    """Prepare `directory` for the run of `arguments`, and return True if the directory holds a run to resume.
+    """Prepare `directory` for the run of `arguments`, and return True if the directory contains a run to resume.
 
     A run without a checkpoint is deleted. If a process still works in the directory, this function waits for its end. Raises
     PsnodeError if the directory holds a run with other arguments.

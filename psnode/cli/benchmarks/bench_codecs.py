@@ -1,4 +1,4 @@
-"""The commands of `psnode bench` that measure codecs alone."""
+"""The commands of `psnode bench` that measure only codecs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from psnode.errors import ConfigurationError
 
 
 def _codecs(text: str) -> Callable[[Any], Any]:
-    """Return the repeatable option --codec with the help `text`. A spec's file is loaded and left out."""
+    """Return the repeatable option --codec with the help `text`. The file in a spec is loaded, and removed from the spec."""
 
     def loaded(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
         from psnode.codecs.registry import load_codec
@@ -58,7 +58,7 @@ def _on_device(device: str, options: dict[str, Any]) -> int:
 @click.option("--device", metavar="cuda[:N]", help="Measure on this device instead, next to a copy on it, like bench gpu.")
 @debuggable
 def bench_codecs(device: str | None, **options: Any) -> int:
-    """Measure every codec on N(0,1), Student-t(3) and a recorded gradient, on one core, against memory bandwidth and theory."""
+    """Measure every codec on N(0,1), Student-t(3) and a recorded gradient, on one core, next to memory bandwidth and theory."""
     if device is not None:
         return _on_device(device, options)
     from psnode.bench.codecs import main as measure
@@ -74,8 +74,10 @@ def bench_codecs(device: str | None, **options: Any) -> int:
 @shared.json_file
 @debuggable
 def bench_gpu(**options: Any) -> int:
-    """Measure the GB/s of codecs on a CUDA device, next to a copy on it in the same run, and check that they give the processor's
-    bytes."""
+    """Measure the GB/s of codecs on a CUDA device, and check that their payloads equal the processor's.
+
+    A copy on the device is measured in the same run for comparison.
+    """
     from psnode.bench.gpu import main as measure
 
     return measure(**options)

@@ -46,8 +46,8 @@ def _shape(context: click.Context, parameter: click.Parameter, value: str | None
 @shared.json_file
 @debuggable
 def bench_step(**options: Any) -> int:
-    """Time a worker's step under several schemes, and its forward and backward passes alone; also count the bytes sent, and
-    those copied between device and host.
+    """Time a worker's step under several schemes, and the forward and backward passes without them. Also count the bytes sent,
+    and those copied between device and host.
 
     Everything runs in one process, without communication. The schemes take turns. A step includes coding the gradients
     with their feedback, and decoding and adding the changes of the weights.

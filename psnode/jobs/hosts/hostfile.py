@@ -1,4 +1,4 @@
-"""Hostfiles in mpirun's format: one host per line, `NAME slots=N`, `NAME:N` or `NAME` alone."""
+"""Hostfiles in mpirun's format: one host per line, `NAME slots=N`, `NAME:N` or just `NAME`."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def topology_sentences(found: Sequence[Forecast], verdict: CompressionVerdict) -
 
 
 def limit_of(profile: Profile, scenario: Scenario, topologies: Sequence[str] = (USUAL,)) -> float | None:
-    """Return the rate of the links, in bit/s, below which the verdict is to compress, found by bisection.
+    """Return the rate of the links, in bit/s, below which the verdict says to compress. It is found by bisection.
 
     `scenario.rate` is ignored. Returns None if the verdict is the same at the slowest and the fastest rate, and for many workers,
     since their forecasts would take too long.

@@ -66,7 +66,7 @@ class GivenModel(Task):
         return len(self)
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, Any]:
-        """Return the program's loss of a batch; outputs are not used. Raises ConfigurationError unless the loss is one number."""
+        """Return the program's loss of a batch, without outputs. Raises ConfigurationError unless the loss is one number."""
         import torch
 
         found = self._loss(model, copy.deepcopy(batch) if self._writes else batch)
@@ -131,7 +131,7 @@ def _refuse_compiled(model: torch.nn.Module) -> None:
 
 
 def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
-    """Return the module inside torch's DistributedDataParallel or DataParallel; return any other module unchanged."""
+    """Return the module inside torch's DistributedDataParallel or DataParallel. Any other module is returned unchanged."""
     from torch.nn.parallel import DataParallel, DistributedDataParallel
 
     found: torch.nn.Module = model
@@ -141,7 +141,7 @@ def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def device_of(model: torch.nn.Module) -> torch.device:
-    """Return the device that holds all tensors of a model. Raises ConfigurationError if there is no single usable one."""
+    """Return the device that holds all tensors of a model. Raises ConfigurationError if it has none or several."""
     found = sorted({str(value.device) for _, value in (*tensor_names.parameters(model), *tensor_names.buffers(model))})
     device = next(model.parameters()).device
     if len(found) > 1:

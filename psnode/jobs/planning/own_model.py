@@ -97,8 +97,8 @@ class OwnModelPlan:
     def save_plan(self, file: Path | str, rate: str | None = None) -> str:
         """Save the plan of the best scheme at a rate, for plan=FILE of a session, and return the scheme's name.
 
-        `rate`: a key of `by_rate`; it may be left out if `by_rate` has only one. Raises ConfigurationError for an unknown rate,
-        and if the record of losses speaks against every scheme.
+        `rate`: a key of `by_rate`. It may be left out if `by_rate` has only one key. Raises ConfigurationError for an unknown
+        rate, and if the record of losses speaks against every scheme.
         """
         name = next(iter(self.by_rate)) if rate is None and len(self.by_rate) == 1 else rate
         found = None if name is None else self.by_rate.get(name)

@@ -52,10 +52,10 @@ def measure(
 ) -> Profile:
     """Return the profile of the model that `config` trains, under each of `schemes`, by flags.
 
-    Batches are those of training; nothing is trained. If a step has several batches, the forward pass stands for all passes
-    before the last backward pass. `ranks`: the number of ranks that share a host; they divide its cores unless --threads is set.
-    `task` replaces the task that `config` names; `device` replaces the device that the task chooses. Raises ConfigurationError
-    for settings that train would refuse.
+    Batches are those of training, but nothing is trained. If a step has several batches, the forward pass stands for all passes
+    before the last backward pass. `ranks`: the number of ranks that share a host. They divide its cores unless --threads is set.
+    `task` replaces the task that `config` names, and `device` replaces the device that `config` selects. Raises
+    ConfigurationError for settings that train would refuse.
     """
     import torch
 

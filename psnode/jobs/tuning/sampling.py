@@ -17,8 +17,9 @@ def draw(
 ) -> dict[str, str]:
     """Return values for the next trial.
 
-    The first `blind` trials are random; later ones come from a tree-structured Parzen estimator (Bergstra et al., NeurIPS 2011).
-    `earlier`: the trials so far with their results, None for a failed trial. Raises ConfigurationError if optuna is missing.
+    The first `blind` trials are random. Later trials come from a tree-structured Parzen estimator (Bergstra et al., NeurIPS
+    2011). `earlier`: the trials so far with their results, None for a failed trial. Raises ConfigurationError if optuna is
+    missing.
     """
     try:
         import optuna

@@ -60,7 +60,7 @@ class Sweep:
         return sorted({max(1, self.steps // self.halving**power) for power in range(most + 1)})
 
     def rank(self, results: Sequence[float]) -> list[int]:
-        """Return the indices of `results`, best first; of equal results, the earlier comes first."""
+        """Return the indices of `results`, best first. Of equal results, the earlier one comes first."""
         return sorted(range(len(results)), key=lambda index: -results[index] if self.maximize else results[index])
 
 
@@ -90,7 +90,7 @@ def run(
 ) -> list[TrialOutcome]:
     """Run every combination of the lists, or `count` drawn trials if there is a range, and return the outcomes, best first.
 
-    `make` creates a trial from values; `tell` is called with a line about each trial as it ends. Raises SweepStoppedError if a
+    `make` creates a trial from values. `tell` is called with a line about each trial when it ends. Raises SweepStoppedError if a
     trial was stopped.
     """
     if not any(one.is_range for one in varied):

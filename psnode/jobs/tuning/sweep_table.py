@@ -26,7 +26,7 @@ def command_of(trial: Trial) -> str:
 def rows(outcomes: Sequence[TrialOutcome]) -> list[dict[str, Any]]:
     """Return a row per trial: its values, state, step and result, and the steps, seconds and bytes of its runs.
 
-    `results` has the result of each seed; `train_dir` is the directory of the first seed's run.
+    `results` has the result of each seed, and `train_dir` is the directory of the first seed's run.
     """
     return [
         {

@@ -71,7 +71,7 @@ def median_seconds(work: Callable[[], object], seconds: float = 0.0, warmup: int
 
 
 def crowding(work: Callable[[], object], seconds: float) -> float:
-    """Return the rate of `work` while every other core repeats it, relative to its rate alone.
+    """Return the rate of `work` while every other core repeats it, relative to its rate when the other cores are idle.
 
     `seconds`: the duration of each of the two measurements. The result is 1.0 on a host with one core.
     """

@@ -59,7 +59,7 @@ class ProfileRefit:
 def refit(profile: Profile, run: FinishedRun, scenario: Scenario, *, given: bool) -> ProfileRefit:
     """Return `profile` with the figures of `run`.
 
-    `scenario`: the scenario of the run; its rate is used if `given`. Otherwise the rate is that of the links if the run measured
+    `scenario`: the scenario of the run. Its rate is used if `given`. Otherwise the rate is that of the links if the run measured
     them, or else the rate at which a step takes the measured time. Raises ConfigurationError if the run trained another model, or
     used a scheme that is not in the profile.
     """
@@ -229,7 +229,7 @@ def on_plan(profile: Profile, costs: SchemeCosts, plan: Plan) -> SchemeCosts:
 
 
 def fitted_rate(profile: Profile, name: str, scenario: Scenario, seconds: float) -> float | None:
-    """Return the rate of links, in bit/s, at which a step takes `seconds`, found by bisection.
+    """Return the rate of links, in bit/s, at which a step takes `seconds`. It is found by bisection.
 
     Returns None if a step takes at least as long on the fastest links, or no longer even on the slowest.
     """
