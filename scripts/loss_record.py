@@ -141,7 +141,7 @@ class Recorder:
         store([*load(), {"cell": self.cell.name, "run": run, "seed": seed, **kept, **coded, **where}])
 
     def best(self, run: str) -> str:
-        """Return the rate with the least loss with the first seed.
+        """Return the rate that has the least loss with the first seed.
 
         Rates are added until the best is neither lowest nor highest.
         """

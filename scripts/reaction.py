@@ -1,4 +1,4 @@
-"""Time for which a job stands still after a fault: scripts/reaction.py  prints a Markdown table.
+"""Table of the times for which a job pauses after a fault, in Markdown: scripts/reaction.py
 
 Four workers train LeNet on the embedded digits. One worker gets SIGSTOP, and another gets SIGKILL. With five emulated hosts
 (scripts/netlab.sh --hosts 5 --rate none -- python scripts/reaction.py) the link of one worker is cut too. The table has the time

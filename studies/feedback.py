@@ -98,8 +98,8 @@ class Options:
 def measure(options: Options) -> Found:
     """Measure the codecs. A row has `cached` and `memory`, for arrays in the cache and outside it.
 
-    Each has `ns` per coordinate and step, and `copy` and `read`, the rate of the step relative to a copy and to a read. If the
-    codec fails, it has only the reason, `failed`.
+    Both have `ns` per coordinate and step, and `copy` and `read`, the rate of the step relative to a copy and to a read. If the
+    codec fails, they have only the reason, `failed`.
     """
     specs, limits = codecs(options.codec), (options.repeats, options.seconds)
     copies = beyond_cache(last_level_cache()) if options.copies is None else options.copies << 20

@@ -28,7 +28,7 @@ def begin(directory: Path, arguments: Sequence[str]) -> bool:
     """Prepare `directory` for the run of `arguments`, and return True if the directory contains a run to resume.
 
     A run without a checkpoint is deleted. If a process still works in the directory, this function waits for its end. Raises
-    PsnodeError if the directory holds a run with other arguments.
+    PsnodeError if the directory contains a run with other arguments.
     """
     asked = to_json(list(arguments))
     if (directory / _ASKED).exists():
@@ -44,13 +44,13 @@ def begin(directory: Path, arguments: Sequence[str]) -> bool:
 
 
 def require_same(directory: Path, arguments: Sequence[str]) -> None:
-    """Raise PsnodeError if `directory` holds a run with other arguments."""
+    """Raise PsnodeError if `directory` contains a run with other arguments."""
     if (directory / _ASKED).exists() and not holds(directory, arguments):
         raise PsnodeError(f"{directory} holds a run with other settings: choose another --output")
 
 
 def holds(directory: Path, arguments: Sequence[str]) -> bool:
-    """Return True if `directory` holds a run that began with `arguments`."""
+    """Return True if `directory` contains a run that began with `arguments`."""
     try:
         return (directory / _ASKED).read_text() == to_json(list(arguments))
     except (OSError, ValueError):
@@ -58,7 +58,7 @@ def holds(directory: Path, arguments: Sequence[str]) -> bool:
 
 
 def begun_in(output: Path) -> list[Path]:
-    """Return the directories in `output` that hold runs, in order."""
+    """Return the directories in `output` that contain runs, in order."""
     return sorted(path.parent for path in output.glob(f"*/{_ASKED}"))
 
 

@@ -100,7 +100,7 @@ def figures(profile: Profile, name: str, scenario: Scenario) -> StepFigures:
 def with_figures(profile: Profile, name: str, run: FinishedRun) -> Profile:
     """Return the profile with the measured figures of `run`.
 
-    The scheme `name` is the run's, with the groups of the run's plan.
+    `name`: the scheme of the run in the profile. It must have the groups of the run's plan.
     """
     costs, measured = profile.schemes[name], run.measured
     slower = measured.passes / (profile.passes + sum(group.apply for group in costs.groups))

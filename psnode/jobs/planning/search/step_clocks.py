@@ -225,7 +225,7 @@ class StepClocks:
         return found
 
     def least(self) -> GroupTimes:
-        """Return lower bounds of the times of each tensor, which hold as a part of any group and under any candidate."""
+        """Return lower bounds of the times of each tensor. They are valid for a part of any group, and under any candidate."""
         count = len(self.tensors)
         one, zero = np.zeros(count), np.zeros(count)
         sizes, coded = np.diff(self._sizes), np.diff(self._coded, axis=1)
