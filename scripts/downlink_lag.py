@@ -10,7 +10,7 @@ clipping by the global norm 1. Gradients are computed at y. Each worker codes th
     --down SPEC --lead L   y += decode(encode(x + L u - y)), u the present update: psnode's downlink, with --downlink-lead
     --gain G               the decoded change times G
     --noise A              y = x + A times the root mean square of u times white noise; --correlation R: R from step to step
-    --follow P             y += P (x - y): delay alone, like that of a codec that decodes P times the change, without its noise
+    --follow P             y += P (x - y): only delay, like that of a codec that decodes P times the change, but without its noise
     --down-gradient SPEC   the mean gradient coded once more, with a residual, in place of the weights
 
 A SPEC is psnode's, or test:R, the Gaussian test channel of R bits: (1 - D) z + noise of variance D (1 - D), D = 4^-R. A row of

@@ -1,11 +1,11 @@
 """Places at which the code can be changed slightly: the operators of mutants.py, all places where they apply, and draws by seed.
 
-    sign        a + b, a += b: minus for plus, plus for minus; -a: without the sign
+    sign        a + b, a += b: minus in place of plus, plus in place of minus; -a: without the sign
     factor      a * b, a / b, a *= b, a /= b: without b
     one-off     a whole number: one more
     compare     <, >: with the equal case; <=, >=: without it; ==, !=, is, is not, in, not in: the opposite
-    logic       and, or: the other; not a: a
-    extreme     min, max: the other; amin, amax, minimum, maximum, argmin, argmax too
+    logic       and, or: replaced by each other; not a: a
+    extreme     min, max: replaced by each other; amin, amax, minimum, maximum, argmin, argmax too
     count       a number of workers (workers, len(live), ...) or a rank (rank, sender, source): one more
     stale       a version or step: one less
     skip        a call whose value is unused, or an augmented assignment: left out (a residual, an fsync, a release, ...)

@@ -1,14 +1,14 @@
 """Random signals against jobs that are resumed to their end: scripts/signals.py [--schedules N] [--seed S] [--output FILE]
 
-A schedule is a job of two workers and 60 steps (LeNet on synthetic images under `psnode launch` or `psnode train --local`, or a
-program with a session under `psnode launch`), possibly with data processes and a concurrent `psnode evaluate`, and one to four
-signals at steps recorded in metrics.jsonl: TERM, INT, HUP, USR1, KILL, or STOP with CONT after 3 seconds; to the launcher, rank 0
-or a worker. After each end the job is resumed. Faults are undocumented exit codes, hangs, a model that differs from the
-undisturbed run's although no worker was lost, remaining processes (by a mark in their environment), and remaining files in the
-schedule's own TMPDIR and in /dev/shm; the empty folder torchinductor_USER, which torch makes when imported as a whole, is no
-fault. Prints a line per schedule. With --output each outcome is stored in FILE, and schedules in FILE are not run again. The exit
-code is 0 if no schedule has a fault. --only NUMBER runs one schedule. --keep FOLDER keeps the directories of schedules that have
-a fault.
+A schedule is a job of two workers and 60 steps with one to four signals. The job is LeNet on synthetic images under `psnode
+launch` or `psnode train --local`, or a program with a session under `psnode launch`. It may have data processes and a concurrent
+`psnode evaluate`. A signal is sent to the launcher, rank 0 or a worker when metrics.jsonl has a certain step. It is TERM, INT,
+HUP, USR1, KILL, or STOP with CONT after 3 seconds. After each end the job is resumed. Faults are undocumented exit codes, hangs,
+a model that differs from the undisturbed run's although no worker was lost, remaining processes (by a mark in their environment),
+and remaining files in the schedule's own TMPDIR and in /dev/shm. The empty folder torchinductor_USER, which torch makes when
+imported as a whole, is no fault. Prints a line per schedule. With --output each outcome is stored in FILE, and schedules in FILE
+are not run again. The exit code is 0 if no schedule has a fault. --only NUMBER runs one schedule. --keep FOLDER keeps the
+directories of schedules that have a fault.
 """
 
 from __future__ import annotations

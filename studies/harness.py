@@ -72,7 +72,7 @@ def at(form: str, *path: Any) -> Callable[[Row], str]:
 class Study(Generic[O]):
     """A study.
 
-    options   dataclass whose fields are declared with psnode.config.declaration.option; the default ABSENT makes one required
+    options   dataclass whose fields are declared with psnode.config.declaration.option; ABSENT as default: required
     measure   returns the rows for the options; raises PsnodeError
     columns   columns of the table, or a function of the result that returns them
     head      conditions of the measurement, after date and processor

@@ -3,8 +3,8 @@
 The study trains small torch models on heavy-tailed data, each with 1 to 4 workers and its own seed. It passes the norms of all
 gradients, by tensor, to the master's rule (psnode.exchange.shard.norm_verdicts), as rounds of all workers. No job is started,
 nothing is coded, and the weights follow the mean of all gradients. A row shows a kind of data: the runs, the gradients, and the
-gradients refused by three rules. These are the default; the bound of the default, which is 1e6 times the largest gradient
-accepted before, without the limit at which squares leave the range of float32; and --norm-cap 10.
+gradients refused by three rules. The first rule is the default. The second is only the bound of the default, 1e6 times the
+largest gradient accepted before, without the limit at which squares leave the range of float32. The third is --norm-cap 10.
 """
 
 from __future__ import annotations

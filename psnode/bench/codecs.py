@@ -7,7 +7,7 @@ For every setting and input, the result contains:
   consists of the tensors of a segment;
 - the payload's bits per coordinate, header included;
 - the relative squared error ||x - decode||^2 / ||x||^2;
-- the bits above two limits: the fewest with which a codec can have this error on every input, and R(D) of the input itself;
+- the bits above two limits: the fewest bits with which a codec can have this error on every input, and R(D) of this input;
 - the peak of allocated memory, as a share of the input.
 
 In training a codec finds gradients in memory, not in a cache. So the codecs and the measurement of r rotate through copies of the

@@ -32,8 +32,8 @@ class ProcessSettings:
     """Settings of every process.
 
     `options`: options of `Metered`. `batch`: examples per worker. `evaluate_every`: steps between checkpoints; 0: no checkpoints.
-    `cosine`: True to lower `lr` along half a cosine to 0. `workers`: the first processes take part, in this number; 0: all.
-    `directory`: folder for checkpoints (step-NNNNNNNN.safetensors, in the format of psnode's weights).
+    `cosine`: True to lower `lr` along half a cosine to 0. `workers`: number of processes that take part, from the first one on;
+    0: all. `directory`: folder for checkpoints (step-NNNNNNNN.safetensors, in the format of psnode's weights).
     """
 
     communication: str

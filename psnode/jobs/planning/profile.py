@@ -58,13 +58,13 @@ class GroupCosts:
 
 @dataclass(frozen=True)
 class SchemeCosts:
-    """A scheme: its `groups`, and in seconds `bookkeeping`, the master's other work for each frame, and `extra`.
+    """A scheme: its `groups`, and two times in seconds: `bookkeeping`, the master's other work for each frame, and `extra`.
 
     `extra`: the difference between a worker's measured step without communication and the modelled one. `settings`, `plan`: as in
-    plan files (psnode.plans.plan_file). `grouping`: the settings by which the plan was made (psnode.plans.rule.grouping_of);
-    empty in profiles of earlier versions. `accuracy`: a line that compares the recorded loss of the scheme with that of dense;
-    empty if no loss is recorded. `lossy`: False for schemes whose gradients travel as float32, fp16 or bf16. `doubtful`: True if
-    the recorded loss or the kind of the codec speaks against the scheme.
+    plan files (psnode.plans.plan_file). `grouping`: the settings by which the plan was made (psnode.plans.rule.grouping_of).
+    `settings`, `plan` and `grouping` are empty in profiles of earlier versions. `accuracy`: a line that compares the recorded
+    loss of the scheme with that of dense, or an empty text if no loss is recorded. `lossy`: False for schemes whose gradients
+    travel as float32, fp16 or bf16. `doubtful`: True if the recorded loss or the kind of the codec speaks against the scheme.
     """
 
     groups: tuple[GroupCosts, ...]

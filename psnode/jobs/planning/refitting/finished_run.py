@@ -51,9 +51,9 @@ class StepFigures(NamedTuple):
 class FinishedRun:
     """A run of `workers` workers in the directory `path`, in which `steps` steps were measured.
 
-    `measured`: the medians over these steps. `prediction`: the recorded prediction of its step; `links`: its measured links; both
-    None if they were not recorded. `cores`: the least number of cores of a host, None if unknown. `crowded`: True if all ranks
-    shared one host.
+    `measured`: the medians over these steps. `prediction`: the recorded prediction of the run's step, or None. `links`: the
+    recorded measurement of its links, or None. `cores`: the least number of cores of a host, None if unknown. `crowded`: True if
+    all ranks shared one host.
     """
 
     path: Path
