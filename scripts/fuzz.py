@@ -26,7 +26,7 @@ from pathlib import Path
 from types import FunctionType
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]  # this checkout is the one under test
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]  # the tests use this checkout
 from fuzz_inputs import forms, mutate, seeds  # noqa: E402
 from fuzz_reader import Reader  # noqa: E402
 

@@ -15,7 +15,7 @@ from running import send
 
 MARK = "SIGNALS_MARK"
 LEAVE_SECONDS = 30.0  # time within which an ended job must release its processes and files
-_ALONE = re.compile(r"sm_segment\..*0000\.0$")  # of a program started without mpirun, which no job of these schedules is
+_ALONE = re.compile(r"sm_segment\..*0000\.0$")  # of a program without mpirun; no job of these schedules is one
 
 
 def marked(mark: str) -> dict[int, dict[str, str]]:

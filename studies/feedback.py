@@ -120,7 +120,7 @@ def _place(specs: Sequence[str], size: int, repeats: int, seconds: float, copies
     for spec in specs:
         try:
             steps = _Steps(spec, gradients, size)
-            steps.take()  # compiles the kernels
+            steps.take()  # compile the kernels
         except Exception as error:  # a codec that cannot be measured must not end the measurement of the others
             failed[spec] = " ".join(f"{type(error).__name__}: {error}".split())
         else:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MOST_BITS = 3.4
-_FAMILIES = ("qsgd", "terngrad", "dithered", "lss", "topk", "polar")  # drawn, as is every codec from outside psnode
+_FAMILIES = ("qsgd", "terngrad", "dithered", "lss", "topk", "polar")  # drawn, like every codec from outside psnode
 _PSNODES = {name for number, name in NAMES.items() if number not in OUTSIDE}
 
 

@@ -55,9 +55,9 @@ def passes(case: str, rank: int, step: int) -> Iterator[Tensors]:
         generator = torch.Generator().manual_seed(100_000 * rank + 2 * index + number)
         found = {name: torch.randn(shape, generator=generator) ** 3 for name, shape in SHAPES.items()}
         if case == "unused" and step % 3 == 1:
-            del found["a"], found["b"]  # on all ranks
+            del found["a"], found["b"]  # without gradients on all ranks
         if case == "unused" and step % 3 == 2 and rank == 0:
-            del found["c"]  # on one rank only
+            del found["c"]  # without a gradient on only one rank
         if several and step % 2 and number == 1:
             del found["a"]  # used in the previous pass
         if several and step % 3 == 1:

@@ -32,7 +32,7 @@ from studies.harness import Column, Found, Row, Study, main
 
 _SMALL = "torchvision:squeezenet1_1"  # 2.9 MB
 _COMMON = "--batch-size 1 --max-steps 2 --eval-freq 0 --threads 1 --no-tensorboard --quiet"
-_DATA = "--dataset synthetic --synthetic-shape 3,64,64 --synthetic-examples 16"  # small activations
+_DATA = "--dataset synthetic --synthetic-shape 3,64,64 --synthetic-examples 16"  # examples with small activations
 _TRANSFORMER, _TASK = "gpt2:", Path(gpt2.__file__)
 _PEAKS = {"master": "peak_memory_bytes", "worker": "worker_peak_memory_bytes"}
 

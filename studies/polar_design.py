@@ -38,7 +38,7 @@ FEW = 0.01
 FAST = 1 << 14
 MANY = 4
 LEAST_TAU, MOST_TAU = 0.05, 0.9
-VALUES, MOST_BLOCKS = 1 << 25, 8192  # simulated values and their maximum blocks, unless a number of blocks is given
+VALUES, MOST_BLOCKS = 1 << 25, 8192  # simulated values, and the most blocks, if no number of blocks is given
 _FINE = 4096  # entries of the entropy table, whose LLRs have steps of 2 units
 _PRECISION = 20  # binary digits of an entropy
 

@@ -34,7 +34,7 @@ def main(size: int, copies: int, specs: Sequence[str]) -> None:
     for spec in specs:
         actions = MeasuredCalls(get_codec(spec), memory)
         calls[spec] = {name: getattr(actions, name) for name in SPEEDS}
-        for name in ("feedback", "encode", "decode", "decode_add"):  # feedback overwrites the payloads, so encode follows
+        for name in ("feedback", "encode", "decode", "decode_add"):  # encode comes after feedback, which overwrites payloads
             calls[spec][name]()
         digests[spec] = xxhash.xxh3_64_hexdigest(b"".join(payload.to_bytes() for payload in actions.payloads))
     print(to_json(digests), flush=True)

@@ -178,7 +178,7 @@ class Cloud:
                 if code not in _AGAIN or last:
                     raise translated(error) from error
             except (found.ConnectionError, found.HTTPClientError) as error:
-                if last or isinstance(error, found.ConnectTimeoutError | found.ReadTimeoutError):  # minutes, by botocore's tries
+                if last or isinstance(error, found.ConnectTimeoutError | found.ReadTimeoutError):  # botocore's tries took minutes
                     raise ec2_errors.Ec2Error(f"AWS cannot be reached ({error}): check the network and region") from error
             except ResponseParserError as error:
                 if last:

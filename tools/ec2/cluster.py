@@ -42,7 +42,7 @@ class Node:
     key: str = ""  # the name of the key pair whose key the node accepts
     volumes: tuple[str, ...] = ()  # the ids of the volumes that end with the node
     hours: int = 0  # hours from its start until the node ends itself; 0: never, or not known
-    limit: float = 0.0  # the highest price of a spot instance in USD an hour; 0: the on-demand price
+    limit: float = 0.0  # the highest price of a spot instance in USD per hour; 0: the on-demand price
 
     @property
     def ends(self) -> datetime.datetime | None:

@@ -132,7 +132,7 @@ def _network(settings: Settings, common: Common, place: Place) -> dict[str, Any]
     return {"NetworkInterfaces": [{**card, **efa, **({"AssociatePublicIpAddress": True} if gives else {})}]}
 
 
-# _PUBLISHERS: owner and name pattern by image_id. Canonical's account publishes Ubuntu; the alias amazon stands for AWS alone.
+# _PUBLISHERS: owner and name pattern by image_id. Canonical's account publishes Ubuntu; the alias amazon stands only for AWS.
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ def _install(way: Access, nodes: Sequence[Node], what: str, constraints: Path | 
     what, secret = without_secrets(what)
     wanted = {"PSNODE_VENV": way.settings.venv, "PSNODE_MPI": "system" if way.settings.efa else "wheel"}
     if way.settings.checkpoints:
-        wanted["PSNODE_EXTRAS"] = "ec2"  # boto3
+        wanted["PSNODE_EXTRAS"] = "ec2"  # the extra with boto3
     if constraints:
         wanted["PSNODE_CONSTRAINTS"] = f"{way.settings.remote_dir}/{constraints.name}"
         put(way, nodes, constraints, wanted["PSNODE_CONSTRAINTS"])

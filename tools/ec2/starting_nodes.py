@@ -35,7 +35,7 @@ class LaunchPlan:
     """Plan of a launch: the numbers of missing nodes, their places, and the highest cost of the whole cluster per hour."""
 
     nodes: list[Node]
-    missing: dict[str, int]  # by role
+    missing: dict[str, int]  # numbers of missing nodes by role
     places: list[Place]
     image: Image
     public: str

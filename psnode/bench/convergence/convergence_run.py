@@ -29,7 +29,7 @@ from psnode.records.branches import evaluations
 from psnode.records.directory import saved_config, saved_run
 from psnode.records.metrics import EVALUATIONS, METRICS, SUMMARY, read_records
 
-FILE = "file"  # not the name of a setting
+FILE = "file"  # a key that is not the name of a setting
 _SETTLED = 0.1  # the times of a run omit this first share of its steps: kernels compile, and caches are cold
 _KINDS = ("gradients", "weights")  # kinds of frames
 _COMPUTING = ("forward_backward", "encode", "decode", "update", "downlink")  # parts of a step in which a process computes

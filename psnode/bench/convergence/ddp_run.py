@@ -33,7 +33,7 @@ _FOLLOWED = frozenset(
         "warmup_epochs", "scheme",
     }
 )  # fmt: skip
-_NOT_FOLLOWED = frozenset({"enable_gpu", "init_from"})  # free settings that DDP would have to follow, but does not
+_NOT_FOLLOWED = frozenset({"enable_gpu", "init_from"})  # free settings that matter, but that DDP does not follow
 
 
 class DdpRun(ConvergenceRun):

@@ -76,7 +76,7 @@ def wrap(model: torch.nn.Module, communication: Communication) -> torch.nn.Modul
     if kind == "none":
         return model
     known = inspect.signature(DistributedDataParallel).parameters
-    buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # the older name
+    buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # its older name
     options: dict[str, Any] = {"bucket_cap_mb": parameters["bucket"], "gradient_as_bucket_view": True, buffers: False}
     found: DistributedDataParallel = DistributedDataParallel(model, **options)
     if kind == "powersgd":

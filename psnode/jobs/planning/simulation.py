@@ -48,7 +48,7 @@ class Graph:
         self.work: list[float] = []
         self.places: list[tuple[int, int]] = []
         self.weights: list[float] = []
-        self.served_by: list[int | None] = []  # queues
+        self.served_by: list[int | None] = []  # the queue of each activity
         self.urgency: list[float] = []
         self.follows: list[tuple[int, ...]] = []
         self.kinds: list[str] = []

@@ -63,7 +63,7 @@ class RecordedFigures:
         return self._config.total_steps(self.steps_per_epoch, offset)
 
     @property
-    def epoch(self) -> int:  # see Figures
+    def epoch(self) -> int:  # see the docstring of Figures
         return int(self._last.get("epoch", 0))
 
     @property

@@ -129,7 +129,6 @@ def configured(model: torch.nn.Module, given: Mapping[str, Any], here: WorldRank
     if "min_workers" not in given and known["min_workers"].variable not in os.environ:
         config = replace(config, min_workers=max(1, Layout.of(here.size, config.spares).workers))
     # group_bytes by trial steps would need passes, which only the program can run; if weights are dealt, there are no trial steps
-    # trial steps
     tried = config.plan == BY_RULE and config.group_by == "bytes" and is_central(config.topology)
     if tried and not config.group_bytes and not config.resume:
         config = replace(config, group_bytes=DEFAULT_GROUP_BYTES)

@@ -34,7 +34,7 @@ from psnode.protocol.wire import HEADER_BYTES
 _SLOWEST, _FASTEST = 1e5, 4e11  # bit/s: ends of the range in which a rate is sought
 _HALVINGS = 18
 _OF_A_SCHEME = ("codec", "feedback", "aggregator", "downlink", "downlink_lead")
-# the possible origins of a rate
+# possible origins of a rate
 GIVEN, MEASURED, FITTED, FREE, UNKNOWN = "given", "measured", "fitted", "free", "unknown"
 
 

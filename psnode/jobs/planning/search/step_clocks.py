@@ -109,7 +109,7 @@ class StepClocks:
         self._sizes, self._coded, self._shares = _sums(sizes), _sums(coded * sizes), _sums(coded * part)
         self._ready = np.maximum.accumulate([tensor.ready for tensor in self.tensors])
         self._needed = np.array([tensor.needed for tensor in self.tensors])
-        self._earlier = np.minimum.accumulate(np.concatenate([[np.inf], self._needed]))  # least need before each tensor
+        self._earlier = np.minimum.accumulate(np.concatenate([[np.inf], self._needed]))  # earliest use before each tensor
         wire = 0.0 if scenario.rate is None else 8 / (scenario.rate * GOODPUT)
         host = profile.host
         self._inward = FrameTimes(wire, host.message, host.takes)
