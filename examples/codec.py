@@ -27,7 +27,7 @@ from psnode.errors import CodecSpecError, NonFiniteGradientError, PayloadError
 
 @dataclass(frozen=True, repr=False)
 class Logarithmic(Codec):
-    """A codec with 127 logarithmic levels, which span `octaves` halvings."""
+    """`octaves`: how many halvings the 127 levels span."""
 
     octaves: float = 16.0
 
