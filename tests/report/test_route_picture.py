@@ -34,7 +34,10 @@ def groups(routes: tuple[Route, ...] = ROUTES) -> RoutedGroups:
         GroupCosts(up, down, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
         for up, down in zip(UPS[: len(routes)], DOWNS[: len(routes)], strict=True)
     )
-    return RoutedGroups(SchemeCosts(costs, 0.0, 0.0, True), SIZES[: len(routes)], routes, Layout(3))
+    segments = [[[IDENTITY, sum(SIZES[:index]), [size]]] for index, size in enumerate(SIZES[: len(routes)])]
+    tensors = [[f"w{index}", [size]] for index, size in enumerate(SIZES[: len(routes)])]
+    plan = Plan.from_dict({"tensors": tensors, "groups": segments})
+    return RoutedGroups(SchemeCosts(costs, 0.0, 0.0, True), plan, routes, Layout(3))
 
 
 def test_the_bytes_of_every_link_are_those_of_all_frames_between_two_ranks() -> None:
