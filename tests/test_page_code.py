@@ -21,9 +21,9 @@ from torch import nn
 
 import psnode
 from psnode.cli import app
+from psnode.jobs.planning.ddp_overhead import lone_group
 from psnode.report.run import read
 from psnode.task import Task
-from tests.process_group import lone_group
 from tests.test_docs import PAGES, PYTHON, check, commands, python_blocks
 
 ROOT = Path(__file__).resolve().parents[1]

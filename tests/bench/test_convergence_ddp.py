@@ -12,7 +12,7 @@ from psnode.bench.convergence.equal_steps import run
 from psnode.bench.convergence.result_tables import latex, markdown
 from psnode.errors import ConfigurationError, DivergedError
 from psnode.jobs.planning.ddp_hooks import Communication, payload_bytes
-from tests.process_group import lone_group
+from psnode.jobs.planning.ddp_overhead import lone_group
 
 COMMON = "--max-steps 6 --batch-size 8 --threads 1 --no-tensorboard --lr 0.05 --lr-schedule cosine --weight-decay 0.01"
 PARAMETERS = 431_080  # of LeNet

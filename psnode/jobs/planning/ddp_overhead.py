@@ -31,7 +31,7 @@ def overheads(ground: TimedModel, hooks: Sequence[str], alone: float, seconds: f
     if not distributed.is_available() or distributed.is_initialized():
         return {}
     found = {}
-    with _group():
+    with lone_group():
         for hook in hooks:
             # DDP refuses some models and losses that psnode trains: parameters without gradients, methods of the model, scalars
             with contextlib.suppress(Exception):
@@ -40,8 +40,8 @@ def overheads(ground: TimedModel, hooks: Sequence[str], alone: float, seconds: f
 
 
 @contextlib.contextmanager
-def _group() -> Iterator[None]:
-    """Make a process group that contains only this process."""
+def lone_group() -> Iterator[None]:
+    """Make a process group of gloo that contains this process alone. It is kept after its use, until the next one is made."""
     from torch import distributed
 
     distributed.init_process_group("gloo", store=vars(distributed)["HashStore"](), rank=0, world_size=1)
