@@ -15,7 +15,6 @@ from psnode.config.names import names_codec_file
 from psnode.config.plain_json import to_json
 from psnode.config.resolve import resolve
 from psnode.config.schemes import SETTINGS
-from psnode.config.train_settings import servers_in
 from psnode.errors import ConfigurationError
 from psnode.plans.coding import Coding
 from psnode.plans.groups import Plan
@@ -121,7 +120,7 @@ class PlanFile:
             raise ConfigurationError(
                 f"--plan {self._path} has --topology {self.topology}, not {config.topology}: leave one of the two out"
             )
-        if servers_in(self.topology):
+        if Config(topology=self.topology).servers:
             raise ConfigurationError(
                 f"--plan {self._path} has --topology {self.topology}: name it as well, so that its servers are started"
             )

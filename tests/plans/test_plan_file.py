@@ -186,6 +186,12 @@ def test_a_topology_that_cannot_be_followed_is_refused(tmp_path: Path, topology:
     assert not (tmp_path / "run" / METRICS).exists()
 
 
+def test_a_plan_whose_only_server_is_rank_0_starts_no_others_and_is_followed(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    PlanFile(by_rule(), {"scheme": "qsgd"}, None, (), "sharded:servers=1").save(file)
+    assert PlanFile.load(file).applied(MODEL).topology == "sharded:servers=1"
+
+
 def test_servers_of_a_plan_are_started_if_they_are_named(tmp_path: Path) -> None:
     file, topology = tmp_path / "plan.json", "sharded:servers=2"
     PlanFile(by_rule(replace(MODEL, group_by="layer")), {"scheme": "qsgd"}, PREDICTION, (), topology).save(file)
