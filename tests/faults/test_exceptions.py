@@ -265,7 +265,7 @@ def test_a_loss_that_comes_while_the_shards_are_asked_is_told_alike(tmp_path: Pa
     def slow(server: ShardServer, frame: Frame) -> None:
         if b"missing" in bytes(frame.body) and task.count == 4:
             asked.set()
-            time.sleep(2)
+            time.sleep(4)  # the master waits 5 s for answers
         obey(server, frame)
 
     monkeypatch.setattr(ShardServer, "_obey", slow)
