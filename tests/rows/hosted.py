@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from psnode.codecs.rows.cuda.text import HEADERS
+from psnode.codecs.rows.formula import FIRST_SUM
 
 GXX = shutil.which("g++")
 FLAGS = ["-std=c++17", "-O0", "-fwrapv", "-ffp-contract=off", "-fPIC", "-shared", "-Wno-psabi", "-Wno-ignored-attributes"]
@@ -68,7 +69,7 @@ class Hosted:
 
     def sum_up(self, x: np.ndarray, key: Any, tops: np.ndarray) -> bool:
         """Sum the rows of `x`: each group of 512 numbers becomes one, repeatedly, until one is left."""
-        count, sums = -(-x.size // 512), tops.size // 2 - 3
+        count, sums = -(-x.size // 512), tops.size // 2 - FIRST_SUM
         padded, parts, done = np.zeros(512 * count, np.float32), np.empty(sums * count), np.array([count], np.uint32)
         padded[: x.size] = x
         arrays = [address(array) for array in (padded, parts, tops, done, key)]
@@ -81,7 +82,7 @@ class Hosted:
             self.library.fold_sums(address(parts), address(folded), *map(ctypes.c_uint32, (count, groups, sums)))
             parts, count = folded, groups
             if groups == 1:
-                tops[6:].view(np.float64)[:] = parts
+                tops[2 * FIRST_SUM :].view(np.float64)[:] = parts
                 return bool(done[0] == -(-x.size // 512))
 
     def encode(self, x: Any, first: int, key: Any, tops: Any, side: Any, rows: int, packed: Any, error: Any) -> int:

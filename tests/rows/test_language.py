@@ -31,6 +31,7 @@ from psnode.codecs.rows import (
     least_of_all,
     maximum,
     minimum,
+    parameter,
     planes,
     random16,
     settle,
@@ -131,6 +132,14 @@ WORDS: dict[str, tuple[Callable[[Value], Value], Any]] = {
     "int32": (lambda v: i32(v * 100), (X * F(100)).astype(np.int32)),
     "of int32": (lambda v: f32(i32(v)), X.astype(np.int32).astype(F)),
     "of uint32": (lambda v: f32(bits(v)), B.astype(F)),
+    "real parameters": (
+        lambda v: f32(f64(v) / parameter(f64(0.3))) - parameter(f32(0.7)),
+        (X.astype(float) / 0.3).astype(F) - F(0.7),
+    ),
+    "whole parameters": (
+        lambda v: bits(v) * parameter(u32(4294967295)) + u32(parameter(i32(-7))),
+        B * np.uint32(4294967295) + np.uint32(4294967289),
+    ),
     "shift": (lambda v: (bits(v) << 3) ^ (bits(v) >> 5), (B << np.uint32(3)) ^ (B >> np.uint32(5))),
     "shift signed": (lambda v: i32(bits(v)) >> 7, B.view(np.int32) >> 7),
     "not": (lambda v: ~bits(v), ~B),
@@ -310,6 +319,10 @@ def test_what_does_not_fit_is_refused_in_one_line() -> None:
     assert "is to return an f32" in refused(good, lambda codes: codes)
     assert "knows the fields alone" in refused(good, lambda codes: f32(random16()))
     assert "knows the fields alone" in refused(good, lambda codes: f32(u32(coin())))
+    assert "knows the fields alone" in refused(good, lambda codes: f32(i32(codes)) * parameter(f32(0.5)))
+    assert "is a constant such as" in refused(lambda v: good(v * parameter(v)))
+    assert "is a constant such as" in refused(lambda v: good(v * parameter(0.5)))  # type: ignore[arg-type]
+    assert "at most 4 parameters, not 5" in refused(lambda v: good(sum((parameter(f32(k)) for k in range(5)), v)))
     assert "settle takes" in refused(lambda v: Fields(codes=planes(settle(v, v), 2)))
     assert "failed: ZeroDivisionError" in refused(lambda v: good(v * (1 / 0)))
 
@@ -317,3 +330,10 @@ def test_what_does_not_fit_is_refused_in_one_line() -> None:
 def test_a_text_is_a_function_of_the_formula_alone() -> None:
     assert text_of(program_of(Shown(mixed, 0))) == text_of(program_of(Shown(mixed, 0)))
     assert text_of(program_of(Shown(mixed, 0))) != text_of(program_of(Shown(mixed, 16)))
+
+
+def test_the_value_of_a_parameter_is_not_in_the_text() -> None:
+    def text(number: float) -> str:
+        return text_of(program_of(Shown(lambda v: v * parameter(f32(number)), 0)))
+
+    assert text(0.3) == text(0.7)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -18,10 +18,12 @@ from psnode.codecs import Payload, get_codec
 from psnode.codecs.registry import load_codec
 from psnode.codecs.rng import Key, words
 from psnode.codecs.rows import known
-from psnode.codecs.rows.codec import coder_of
+from psnode.codecs.rows.codec import Generated, coder_of, interpreted
+from psnode.codecs.rows.numba.text import text_of
 from psnode.errors import PayloadError
 from tests.codecs.family import gaussian
 from tests.codecs.promises import check_promises
+from tests.rows.forms import KEY, program
 from tests.test_docs import python_blocks
 
 ROOT = Path(__file__).parents[2]
@@ -117,6 +119,37 @@ def test_a_generated_module_that_somebody_changed_is_written_anew(tmp_path: Path
     found, elsewhere = answer()
     assert found == "42"
     assert elsewhere.parent != file.parent
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("dithered:step=0.6", "dithered:step=2"),
+        ("dithered:step=0.04,bucket=512", "dithered:step=0.05,bucket=512"),
+        ("nuqsgd", "nuqsgd:levels=14"),
+        ("nuqsgd:levels=62,norm=max", "nuqsgd:levels=31,norm=max"),
+        ("terngrad:clip=2.5", "terngrad:clip=0.5"),
+    ],
+)
+def test_settings_that_differ_in_a_parameter_share_their_kernels(one: str, other: str) -> None:
+    """Check the bytes of each setting, in turn, against the interpreter."""
+    codecs = [cast(Generated, get_codec(spec)) for spec in (one, other)]
+    assert coder_of(codecs[0]).functions is coder_of(codecs[1]).functions
+    x, bodies = gaussian(5000), []
+    for codec in (*codecs, *codecs):
+        error, expected = np.empty_like(x), np.empty_like(x)
+        payload = codec.encode(x, KEY, error=error)
+        body = np.empty(interpreted(codec).program.nbytes(x.size), np.uint8)
+        interpreted(codec).encode(x, np.array(KEY.words, np.uint64), body, expected)
+        bodies.append(body[: interpreted(codec).program.length(body, x.size)].tobytes())
+        assert payload.body.tobytes() == bodies[-1]
+        np.testing.assert_array_equal(error, expected)
+        np.testing.assert_array_equal(x - codec.decode(payload), expected)
+    assert bodies[0] != bodies[1]
+
+
+def test_the_limit_of_tbq_is_not_in_the_text() -> None:
+    assert text_of(program(get_codec("tbq:tau=0.01"))) == text_of(program(get_codec("tbq:tau=3")))
 
 
 def test_nothing_of_rows_is_loaded_by_a_codec_that_is_none() -> None:

@@ -244,7 +244,7 @@ class SumCoder(Coder):
         if not self.functions.code_and_sum(readonly(x), key, tops, side, rows, packed, parts, found):
             return None
         for value, of_rows in zip(self.program.sums, found, strict=True):
-            tops.view(np.float64)[self.program.place_of_sum(value)] = tree_of(of_rows.copy())
+            tops.view(np.float64)[self.program.place_of(value)] = tree_of(of_rows.copy())
         if full < x.size:
             self._code_rest(x, key, tops, body, error, NO_DOTS)
         else:  # only the numbers of the array are written

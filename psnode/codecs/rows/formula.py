@@ -17,14 +17,16 @@ from psnode.codecs.rows.packings import Packed
 from psnode.codecs.rows.values import Dtype, Span, Value, below, replaced
 from psnode.errors import CodecError, CodecSpecError, in_one_line
 
-_OF_ENCODE = ("input", "random16", "coin", "settle", "size_of_all", "size_of_bucket", "key_word")
+_OF_ENCODE = ("input", "random16", "coin", "settle", "size_of_all", "size_of_bucket", "key_word", "parameter")
 OF_ALL = ("largest_of_all", "least_of_all", "greatest_of_all", "least_magnitude_of_all")  # need a sweep before coding
 PLACES = dict(zip(OF_ALL, (0, 1, 2, 4), strict=True))  # places among the numbers of the whole input (Program.of_input)
-SIZE, FIRST_SUM = 3, 3  # places among the same numbers; for FIRST_SUM, viewed as float64
+SIZE = 3  # a place among the same numbers
+MOST_PARAMETERS, FIRST_PARAMETER = 4, 3  # the latter and FIRST_SUM: places among the same numbers, viewed as float64
+FIRST_SUM = FIRST_PARAMETER + MOST_PARAMETERS
 NORM = "l2_norm_of_all"
 SUMS = ("sum_of_all", "count_of_all", NORM)  # need a sweep with a kernel generated from the formula
 OF_BUCKET = ("l2_norm_of_bucket", "size_of_bucket")
-OF_INPUT = (*OF_ALL, *SUMS, *OF_BUCKET, "size_of_all", "key_word")
+OF_INPUT = (*OF_ALL, *SUMS, *OF_BUCKET, "size_of_all", "key_word", "parameter")
 
 
 class Fields:
@@ -109,16 +111,24 @@ class Program:
         return bool(self.extremes)
 
     @cached_property
+    def ends(self) -> list[Value]:
+        """The values that encode computes: numbers, codes and `kept`."""
+        return [*(column.value for column in self.numbers), self.packed.value, self.kept]
+
+    @cached_property
     def extremes(self) -> set[str]:
         """The words of OF_ALL that encode uses."""
-        ends = [*(column.value for column in self.numbers), self.packed.value]
-        return {value.op for value in below(ends) if value.op in OF_ALL}
+        return {value.op for value in below(self.ends[:-1]) if value.op in OF_ALL}
 
     @cached_property
     def sums(self) -> tuple[Value, ...]:
         """The sums and counts over the whole input, each once, in the order in which Program.of_input stores them."""
-        ends = [*(column.value for column in self.numbers), self.packed.value, self.kept]
-        return tuple(value for value in below(ends) if value.op in SUMS)
+        return tuple(value for value in below(self.ends) if value.op in SUMS)
+
+    @cached_property
+    def parameters(self) -> tuple[Value, ...]:
+        """The parameters that encode uses, each once, in the order in which Program.of_input stores them."""
+        return tuple(value for value in below(self.ends) if value.op == "parameter")
 
     @cached_property
     def sums_beside(self) -> bool:
@@ -132,14 +142,25 @@ class Program:
         """Return the initial numbers of a whole input of `size` coordinates (int32), which sweeps then update.
 
         Layout: [0] bits of the largest magnitude; [1] and [2] the least and the greatest value, as integers in the same order;
-        [3] the size; [4] bits of the least nonzero magnitude, minus 1 (0x7FFFFFFF if there is no such value); [5] unused; then
-        the sums, as float64.
+        [3] the size; [4] bits of the least nonzero magnitude, minus 1 (0x7FFFFFFF if there is no such value); [5] unused; then,
+        as float64, the parameters (MOST_PARAMETERS numbers) and the sums.
         """
-        return np.array([0, 0x7FFFFFFF, -0x80000000, size, 0x7FFFFFFF, 0] + [0, 0] * len(self.sums), np.int32)
+        found = self._unknown.copy()
+        found[SIZE] = size
+        return found
 
-    def place_of_sum(self, value: Value) -> int:
-        """Return the index of a sum among the numbers of the whole input, viewed as float64."""
-        return FIRST_SUM + next(place for place, each in enumerate(self.sums) if each is value)
+    @cached_property
+    def _unknown(self) -> Int32s:
+        found = np.zeros(2 * (FIRST_SUM + len(self.sums)), np.int32)
+        found[: SIZE + 2] = 0, 0x7FFFFFFF, -0x80000000, 0, 0x7FFFFFFF
+        for place, value in enumerate(self.parameters, FIRST_PARAMETER):
+            found.view(np.float64)[place] = np.array(value.detail, value.kind.value)
+        return found
+
+    def place_of(self, value: Value) -> int:
+        """Return the index of a sum or a parameter among the numbers of the whole input, viewed as float64."""
+        first, values = (FIRST_PARAMETER, self.parameters) if value.op == "parameter" else (FIRST_SUM, self.sums)
+        return first + next(place for place, each in enumerate(values) if each is value)
 
     @cached_property
     def with_fields(self) -> list[Value]:
@@ -157,9 +178,9 @@ class Program:
             at += count
 
     def constants(self) -> Iterator[tuple[str, int, int]]:
-        """Yield name, place and bits of each number of the array that is a constant: a parameter that decoding needs."""
+        """Yield name, place and bits of each number of the array that is a constant or a parameter, which decoding needs."""
         for at, (name, value) in enumerate(self.of_array):
-            if value.op == "constant":
+            if value.op in ("constant", "parameter"):
                 yield name, at, int(np.array(value.detail, value.kind.value).view(np.uint32))
 
     @cached_property
@@ -248,6 +269,8 @@ def program_of(formula: Formula) -> Program:
         tuple(column for column in columns if _column_span(column.value) is Span.BUCKET),
     )
     _check_buckets(program)
+    if len(program.parameters) > MOST_PARAMETERS:
+        raise CodecSpecError(f"{formula.id}: a formula has at most {MOST_PARAMETERS} parameters, not {len(program.parameters)}")
     if any(each.op in SUMS for value in program.sums for each in below(value.args)):
         raise CodecSpecError(f"{formula.id}: a sum over the whole input cannot be made of another one")
     return program
@@ -265,8 +288,7 @@ def _width(formula: Formula, fields: Fields, symbols: dict[str, Value]) -> Value
 
 def _check_buckets(program: Program) -> None:
     """Raise CodecSpecError unless numbers of buckets come with codes fitted to these buckets, and kernels can compute them."""
-    ends = [*(column.value for column in program.numbers), program.packed.value, program.kept]
-    found = [value for value in below(ends) if value.op in OF_BUCKET]
+    found = [value for value in below(program.ends) if value.op in OF_BUCKET]
     if any(program.packed.form != "fitted" or value.detail != program.packed.bucket for value in found):
         raise CodecSpecError(f"{program.id}: numbers of a bucket go with codes that are fitted to buckets of as many rows")
     if any(each.op in OF_BUCKET for value in program.sums for each in below(value.args)):
@@ -292,7 +314,9 @@ def _decoded(formula: Formula, arguments: dict[str, Value], fields: Fields) -> V
     of_array = [number for number in fields.numbers.values() if _column_span(number) is Span.ARRAY]
     known = ("random16",) if _place_of_key(of_array) is not None else ()
     if any(each.op in _OF_ENCODE and each.op not in known for each in below([value], known=list(arguments.values()))):
-        raise CodecSpecError(f"{formula.id}: from_fields knows the fields alone, neither the input nor random bits")
+        raise CodecSpecError(
+            f"{formula.id}: from_fields knows the fields alone, neither the input nor random bits nor parameters"
+        )
     return where(value >= -LARGEST, minimum(value, LARGEST), -LARGEST) if formula.may_overflow else value
 
 

@@ -51,7 +51,7 @@ class Interpreted:
                     found[place, row] = _sum_of_row(evaluation.value(value.args[0]), here)
         for value, sums in zip(self.program.sums, found, strict=True):
             total = _norm_of_all(x) if value.op == NORM else _tree_of(sums)
-            tops.view(np.float64)[self.program.place_of_sum(value)] = total
+            tops.view(np.float64)[self.program.place_of(value)] = total
         return True
 
     def encode(self, x: Floats, first: int, key: Words, tops: Any, side: Words32, rows: int, packed: Bytes, error: Floats) -> int:
@@ -144,12 +144,11 @@ class RowEvaluation:
     def know_sums(self) -> None:
         """Take the sums over the whole input from `tops`."""
         for value in self.program.sums:
-            self.known[value] = self.tops.view(np.float64)[self.program.place_of_sum(value)].astype(value.kind.value)
+            self.known[value] = self.tops.view(np.float64)[self.program.place_of(value)].astype(value.kind.value)
 
     def know_bucket(self, x: Floats) -> None:
         """Compute the numbers of the bucket `x`, which consists of full rows and begins with the first row."""
-        ends = [*(column.value for column in self.program.numbers), self.program.packed.value, self.program.kept]
-        for value in below(ends):
+        for value in below(self.program.ends):
             if value.op == "l2_norm_of_bucket":
                 self.known[value] = np.array(norm_of(x), np.float64)
             elif value.op == "size_of_bucket":

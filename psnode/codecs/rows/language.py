@@ -109,6 +109,17 @@ def given() -> Value:
     return Value("given", Dtype.F32, span=Span.ROW)
 
 
+def parameter(number: Value) -> Value:
+    """Return a constant that kernels read when they run, so that settings that differ only in such numbers share their kernels.
+
+    `number`: an f32, f64, i32 or u32, as in `parameter(f32(0.5))`. A formula has at most 4 parameters. `from_fields` gets them
+    only as fields.
+    """
+    if not isinstance(number, Value) or number.op != "constant" or number.kind is Dtype.BOOL:
+        raise CodecSpecError(f"a parameter is a constant such as f32(0.5), not {number!r}")
+    return Value("parameter", number.kind, span=Span.ARRAY, detail=number.detail)
+
+
 def any_of(x: Value) -> Value:
     """Return true if the condition `x` holds for any coordinate of the row."""
     return Value("any", Dtype.BOOL, (_of(x, Dtype.BOOL, "any_of"),), Span.ROW)

@@ -44,8 +44,8 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
 
 
 def apply(value: Value, arguments: list[Any]) -> Any:
-    """Return the result of the operation of `value` (a constant, a conversion, or an entry of _OPERATIONS) on `arguments`."""
-    if value.op == "constant":
+    """Return the result of `value` on `arguments`: of a constant or parameter, a conversion, or an entry of _OPERATIONS."""
+    if value.op in ("constant", "parameter"):
         return np.array(value.detail, value.kind.value)
     if value.op == "cast":
         return arguments[0].astype(value.kind.value)

@@ -91,8 +91,10 @@ class CudaRows(Statements):
             )
         if value.op == "size_of_all":
             return f"(uint32)tops[{SIZE}]"
+        if value.op == "parameter":
+            return self.literal(value)  # a register for a number that is always the same could make others spill
         if value.op in SUMS:
-            return f"({PLAIN[value.kind]})((const double *)tops)[{self.program.place_of_sum(value)}]"
+            return f"({PLAIN[value.kind]})((const double *)tops)[{self.program.place_of(value)}]"
         row = "v" if value.args[0].op == "input" else self.room(value.args[0])
         return f"{'any_of' if value.op == 'any' else value.op}({row})"
 

@@ -18,6 +18,7 @@ from psnode.codecs.rows.language import (
     key_word,
     l2_norm_of_bucket,
     maximum,
+    parameter,
     place_in_row,
     random16,
     settle,
@@ -38,18 +39,19 @@ class DitheredRows(Known):
     """dithered: coordinates in units of delta = step times their bucket's root mean square are rounded with a dither.
 
     The arithmetic is in units of 2^-16 delta: the rounded integer q has less than 15 bits, so 2^16 q fits into an int32. If delta
-    is outside 2^-50 to 2^50, the division by delta is done in float64.
+    is outside 2^-50 to 2^50, the division by delta is done in float64. The step is a parameter.
     """
 
     def to_fields(self, v: Value) -> Fields:
         rows = self.codec.bucket // ROW
         rms = _root_mean_square(l2_norm_of_bucket(v, rows), size_of_bucket(rows))
-        delta, dither = self._delta(rms), _dither()
+        step = parameter(f32(self.codec.step))
+        delta, dither = _delta(step, rms), _dither()
         near, far = v * f32(_UNIT / delta), f64(v) * (_UNIT / delta)
         q = [settle(u32(i32(floor(units))) + dither, units) for units in (near, far)]
         codes = where(delta == 0, u32(0), where(ordinary(delta), *(_code(each, dither) for each in q)))
         return Fields(
-            step=f32(self.codec.step),
+            step=step,
             bucket=u32(self.codec.bucket),
             **{f"key{number}": key_word(number) for number in range(4)},
             rms=rms,
@@ -59,14 +61,15 @@ class DitheredRows(Known):
     def from_fields(
         self, step: Value, bucket: Value, key0: Value, key1: Value, key2: Value, key3: Value, rms: Value, codes: Value
     ) -> Value:
-        delta, dither = self._delta(rms), _dither()
+        delta, dither = _delta(step, rms), _dither()
         whole = i32((_integer(codes, dither) << 16) + (32768 - dither))
         near = (f32(whole) - 0.5) * f32(delta / _UNIT)
         far = f32(clip((f64(whole) - 0.5) * (delta / _UNIT), -LARGEST, LARGEST))
         return where(delta == 0, 0.0, where(ordinary(delta), near, far))
 
-    def _delta(self, rms: Value) -> Value:
-        return f64(f32(self.codec.step)) * f64(rms)
+
+def _delta(step: Value, rms: Value) -> Value:
+    return f64(step) * f64(rms)
 
 
 def _root_mean_square(norm: Value, size: Value) -> Value:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from psnode.codecs.kernels.tbq import SHARE
 from psnode.codecs.rows.formula import Fields
 from psnode.codecs.rows.known.base import Known
-from psnode.codecs.rows.language import f32, f64, i32, l2_norm_of_all, size_of_all, sqrt, u32, where
+from psnode.codecs.rows.language import f32, f64, i32, l2_norm_of_all, parameter, size_of_all, sqrt, u32, where
 from psnode.codecs.rows.packings import sparse
 from psnode.codecs.rows.values import Value
 
@@ -17,7 +17,7 @@ class TbqRows(Known):
         if self.codec.tau is None:
             tau = f32(l2_norm_of_all(v) / sqrt(f64(size_of_all())) * SHARE)
         else:
-            tau = f32(self.codec.tau)
+            tau = parameter(f32(self.codec.tau))
         digits = u32(v >= tau) + 1 - u32(v <= -tau)
         return Fields(tau=tau, digits=sparse(where(tau == 0, u32(1), digits)))
 

@@ -13,6 +13,7 @@ from psnode.codecs.rows.language import (
     l2_norm_of_all,
     largest_of_all,
     minimum,
+    parameter,
     size_of_all,
     sqrt,
     stochastic,
@@ -33,7 +34,7 @@ class TernGradRows(Known):
         scale = largest_of_all(v)
         if self.codec.clip:
             deviation = l2_norm_of_all(v) / sqrt(f64(size_of_all()))
-            scale = f32(minimum(deviation * self.codec.clip, f64(scale)))
+            scale = f32(minimum(deviation * parameter(f64(self.codec.clip)), f64(scale)))
             v = clip(v, -scale, scale)
         up = where(scale < 2.0**-64, f32(2.0**64), 1.0)
         return Fields(scale=scale, digits=trits(stochastic(v * up * factor(scale * up, 1), -1)))

@@ -41,7 +41,7 @@ def widths_of(program: Program) -> list[str]:
 def encode_body(kernel: EncodingKernel) -> list[str]:
     """Return the statements for a bucket. The codes of all its rows are kept until their width is known."""
     program, rows = kernel.program, kernel.rows
-    ends = [*(column.value for column in program.numbers), program.packed.value, program.kept]
+    ends = program.ends
     with rows.block():
         found = [value for value in below(ends) if value.op == "l2_norm_of_bucket"]
         rows.put("norm = l2_norm(whole, lanes)" if found else "norm = np.float64(0 if is_finite(whole) else -1)")

@@ -45,7 +45,7 @@ def _norm_alone(program: Program) -> list[str]:
         "    norm = l2_norm(x, np.empty(576, np.float32))",
         "    if norm < 0:",
         "        return False",
-        *(f"    tops.view(np.float64)[{program.place_of_sum(value)}] = uncut(norm, x)" for value in program.sums),
+        *(f"    tops.view(np.float64)[{program.place_of(value)}] = uncut(norm, x)" for value in program.sums),
         "    return True",
     ]
 
@@ -69,7 +69,7 @@ def _each_row(adding: list[str]) -> list[str]:
 
 
 def _totals(program: Program) -> list[str]:
-    places = ((value.op == NORM, program.place_of_sum(value)) for value in program.sums)
+    places = ((value.op == NORM, program.place_of(value)) for value in program.sums)
     totals = (
         (place, "uncut(l2_norm(x, lanes), x)" if is_norm else f"tree_of(found[{place - FIRST_SUM}])") for is_norm, place in places
     )

@@ -66,8 +66,8 @@ class NumbaRows(Statements):
             return f"np.uint32(min({512 * int(str(value.detail))}, tops[{SIZE}] - 512 * row))"
         if value.op == "size_of_all":
             return f"np.uint32(tops[{SIZE}])"
-        if value.op in SUMS:
-            return f"np.{value.kind.value}(tops.view(np.float64)[{self.program.place_of_sum(value)}])"
+        if value.op in SUMS or value.op == "parameter":
+            return f"np.{value.kind.value}(tops.view(np.float64)[{self.program.place_of(value)}])"
         if value.op == "any":
             return self._any(value.args[0])
         row = "v" if value.args[0].op == "input" else self.room(value.args[0])
