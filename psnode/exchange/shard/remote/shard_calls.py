@@ -53,13 +53,15 @@ class ShardCalls:
         """Give an order, see `order`, and return the answers by rank. Other events that come meanwhile stay in the inbox.
 
         If all ranks are needed, raises TransportError if a rank is lost, or after `seconds` without an answer unless `patient` is
-        False. If not all ranks are needed, the result has no answer of such a rank.
+        False. If not all ranks are needed, the result has no answer of such a rank. A patient call leaves its loss in the inbox,
+        also if the transport has not announced it yet: the master's loop must hear of it before any event that follows the call.
         """
         ranks = self._ranks if to is None else to
         number, inbox = self.order(name, ranks, **arguments), self._link.inbox
         found: dict[int, Frame] = {}
         others: list[object] = []
-        lost = set(ranks) - self._link.transport.alive() if not self._needs_all else set[int]()
+        dead = set(ranks) - self._link.transport.alive() if not self._needs_all else set[int]()
+        lost = set(dead)
         end = time.monotonic() + seconds
         try:
             while set(ranks) - found.keys() - lost - (self._silent if patient else set()):
@@ -91,6 +93,7 @@ class ShardCalls:
                     others.append(event)
             silent = [rank for rank in ranks if rank not in found and rank not in lost]
             if not self._needs_all and patient:
+                others += [PeerLost(rank, "its process has died") for rank in sorted(dead)]
                 others += [PeerLost(rank, "its shard does not answer") for rank in silent]
             elif not self._needs_all:
                 self._silent.update(silent)

@@ -21,7 +21,7 @@ from psnode.exchange.routes.topologies import gather
 from psnode.exchange.shard.consistency import Synchronous
 from psnode.exchange.shard.remote import distributed_shard
 from psnode.exchange.shard.remote.distributed_shard import DistributedShard
-from psnode.exchange.shard.remote.shard_messages import pack_event, pack_result
+from psnode.exchange.shard.remote.shard_messages import pack_event, pack_result, unpack_event
 from psnode.exchange.shard.remote.shard_server import ShardServer
 from psnode.exchange.shard.shard_events import GroupClosed, Refused
 from psnode.exchange.update.served_model import ServedModel
@@ -32,12 +32,14 @@ from psnode.protocol.channel import SHARD_TAG, TAG, FrameChannel, RemoteFailureE
 from psnode.protocol.messages import Start
 from psnode.protocol.round import Round
 from psnode.protocol.wire import Bytes, Flag, Frame, Kind
+from psnode.records.history import AddedGradient
 from psnode.records.timeline import Tracer
 from psnode.transport.loopback import loopback_group
 from tests.exchange.shard.small import small_plan
 
 Floats = npt.NDArray[np.float32]
 RATE = 0.5
+ALL = tuple(AddedGradient(rank, 1, 0) for rank in range(1, 5))
 PATIENCE = 30.0  # seconds; tests of silence take less
 
 
@@ -179,6 +181,25 @@ def test_a_gradient_that_one_survivor_has_counts_at_all_and_one_that_none_has_at
     for name, where in job.plan.slices().items():
         torch.testing.assert_close(model[name].reshape(-1), expected[where])
     assert {rank: job.told[rank] for rank in (1, 3, 4)} == {1: [2], 3: [2], 4: [2]}
+
+
+def test_a_shard_whose_death_is_announced_late_does_not_contradict_the_others(make: Any) -> None:
+    """Rank 3 has closed all groups with the gradient of rank 2, which no other shard has, and dies with it.
+
+    The transport announces a death only after the last messages of the dead rank, so the others are asked before.
+    """
+    job = make(4)
+    job.send(2, [3])
+    for rank in (1, 3, 4):
+        job.send(rank, [1, 3, 4])
+    heard = [job.link.next(PATIENCE) for _ in range(4)]
+    assert [unpack_event(frame.body, 3).added for frame in heard if b"closed" in bytes(frame.body)] == [ALL] * 3
+    job.link.inbox.put_back(heard)
+    job.servers.pop(3).close()
+    job.ends[3]._closed = job.ends[3]._dead = True
+    job.die(2)
+    assert job.closed() == [[1, 3, 4]] * 3
+    assert job.shard._calls.ranks == [1, 4]
 
 
 def test_the_next_round_is_one_of_the_survivors(make: Any) -> None:
@@ -402,7 +423,7 @@ def test_another_worker_hands_over_the_state_in_place_of_the_first(make: Any, de
     model, expected = job.shard.state().model, job.expected(added)
     for name, where in job.plan.slices().items():
         torch.testing.assert_close(model[name].reshape(-1), expected[where])
-    assert next_loss(job).startswith(f"rank 1 is lost: {'it was killed' if dead else 'its shard does not answer'}")
+    assert next_loss(job).startswith(f"rank 1 is lost: {'its process has died' if dead else 'its shard does not answer'}")
     refused = Refused(0, 2, PayloadError("x"))
     job.shard.open(Round.after(1))
     body = np.frombuffer(pack_event(refused), np.uint8)
