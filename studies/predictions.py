@@ -1,8 +1,9 @@
 """`python -m studies.predictions`: step times predicted by `psnode plan`, compared with those on emulated hosts; needs root.
 
 The situations are all combinations of --network, --rate and --workers, or --situations of them, drawn by --seed. In each
-situation all contenders are measured as in `psnode bench peers`, except those whose predicted step takes more than --most
-seconds. A profile is measured once for each network, in this process, before the first job. All hosts share this machine's cores.
+situation all contenders are measured as in `psnode bench peers`, every scheme under each --topology. Left out are contenders
+whose predicted step takes more than --most seconds, and schemes that train refuses under a topology. A profile is measured once
+for each network, in this process, before the first job. All hosts share this machine's cores.
 
 The predictions are accepted if their median error is at most 5 %, their error is at most 10 % in nine of ten cells, and no error
 exceeds 20 %. These bounds were set before the first measurement.
@@ -15,7 +16,7 @@ import random
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +31,7 @@ from psnode.errors import ConfigurationError, TransportError
 from psnode.jobs.planning.forecast import Forecast, forecasts
 from psnode.jobs.planning.profile import Profile
 from psnode.jobs.planning.profiling import measure as measure_profile
+from psnode.jobs.planning.routing.routed_groups import USUAL
 from psnode.jobs.planning.scenario import Scenario
 from studies.harness import Column, Found, Result, Row, Study, main
 
@@ -57,6 +59,7 @@ class Options:
     workers: tuple[int, ...] = option((2, 4, 6), "Repeat for more.", minimum=1, repeated=True, metavar="P", aliases=("-n",))
     scheme: tuple[str, ...] = option(("dense", "bf16", "qsgd", "topk", "polar-2bit"), "Repeat for more.", repeated=True)
     ddp: tuple[str, ...] = option(("fp32", "fp16", "powersgd:rank=2"), "Hooks of DDP; repeat for more.", repeated=True)
+    topology: tuple[str, ...] = option((USUAL,), "As for train; repeat for more.", repeated=True)
     situations: int = option(0, "How many of all situations are drawn; 0: all.", minimum=0)
     seed: int = option(1, "Of the draw.", minimum=0)
     steps: int = option(10, "Steps to measure.", minimum=2)
@@ -77,7 +80,8 @@ def drawn(options: Options) -> list[Situation]:
 def measure(options: Options) -> Found:
     """Return a row for each cell: the situation, `name`, `predicted` and `measured` (a list) in seconds, and `off`.
 
-    `off`: predicted / median of measured - 1. Raises ConfigurationError for a scheme that train refuses.
+    `off`: predicted / median of measured - 1. Raises ConfigurationError for a scheme that train refuses, and for a topology whose
+    jobs `psnode bench peers` cannot measure.
     """
     rows = list[dict[str, Any]]()
     profiles = dict[str, Profile]()
@@ -87,7 +91,7 @@ def measure(options: Options) -> Found:
             profiles[network] = profile_of(network, options.scheme)
         rate = None if situation.rate == "none" else rate_of(situation.rate)
         scenario = Scenario(situation.workers, rate, _ROUND_TRIP, usable_cores(), shared=True, burst=_BURST)
-        expected = {each.name: each for each in forecasts(profiles[network], scenario)}
+        expected = {each.label: each for each in forecasts(profiles[network], scenario, options.topology)}
         rows += _cells(situation, expected, options)
     return Found(sorted(rows, key=lambda row: -abs(row["off"])), {"floors": {name: p.passes for name, p in profiles.items()}})
 
@@ -103,12 +107,20 @@ def _batch(network: str) -> int:
     return _BATCHES.get(network, 16)
 
 
+def contenders_of(options: Options, expected: Collection[str]) -> Iterator[tuple[str, Contender]]:
+    """Yield all contenders by the labels of their forecasts, without those that are not in `expected`."""
+    yield from ((f"DDP {hook}", Ddp(hook)) for hook in options.ddp)
+    for scheme, topology in itertools.product(options.scheme, options.topology):
+        flags = f"--topology {topology}"
+        label, text = (scheme, scheme) if topology == USUAL else (f"{scheme} under {flags}", f"{scheme} {flags}")
+        if label in expected:
+            yield label, Psnode(text)
+
+
 def _cells(situation: Situation, expected: dict[str, Forecast], options: Options) -> Iterator[dict[str, Any]]:
     steps = options.warmup + options.steps + 1
     shared = SharedSettings(network=situation.network, workers=situation.workers, batch=_batch(situation.network), steps=steps)
-    contenders: list[tuple[str, Contender]] = [(f"DDP {hook}", Ddp(hook)) for hook in options.ddp]
-    contenders += [(scheme, Psnode(scheme)) for scheme in options.scheme]
-    for name, contender in contenders:
+    for name, contender in contenders_of(options, expected):
         forecast = expected[name]
         if forecast.seconds > options.most:
             continue

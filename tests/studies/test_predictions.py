@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from psnode.bench.contest.contenders import Psnode
 from psnode.errors import ConfigurationError, TransportError
 from psnode.jobs.planning.forecast import Forecast
 from studies import predictions
@@ -55,7 +56,8 @@ def test_cells_that_take_too_long_and_jobs_that_fail_are_left_out(monkeypatch: p
             raise TransportError("the job failed")
         return SimpleNamespace(steps=(0.2, 0.1, 0.4))
 
-    def forecasts(profile: Any, scenario: Any) -> list[Forecast]:
+    def forecasts(profile: Any, scenario: Any, topologies: Any) -> list[Forecast]:
+        assert topologies == ("star",)
         assert (scenario.workers, scenario.rate, scenario.shared) == (2, None, True)
         return [
             Forecast(name, seconds, {}, 0.0, "link", 1) for name, seconds in (("DDP fp32", 0.1), ("dense", 9.0), ("qsgd", 0.1))
@@ -77,3 +79,21 @@ def test_cells_that_take_too_long_and_jobs_that_fail_are_left_out(monkeypatch: p
 
 def test_a_situation_is_told_by_its_parts() -> None:
     assert Situation("LeNet", "none", 2)._asdict() == {"network": "LeNet", "rate": "none", "workers": 2}
+
+
+def test_every_scheme_is_measured_under_every_topology_that_does_not_refuse_it() -> None:
+    options = Options(scheme=("dense", "topk"), ddp=("fp32",), topology=("star", "mesh", "gather"))
+    expected = ["DDP fp32", "dense", "dense under --topology mesh", "dense under --topology gather", "topk"]
+    expected += ["topk under --topology mesh"]  # a gather refuses a coded downlink
+    found = dict(predictions.contenders_of(options, expected))
+    assert list(found) == expected
+    assert found["topk under --topology mesh"] == Psnode("topk --topology mesh")
+    assert found["dense"] == Psnode("dense")
+    with pytest.raises(ConfigurationError, match="counts passed-on bytes twice"):
+        dict(predictions.contenders_of(Options(topology=("star:down=tree",)), ["dense under --topology star:down=tree"]))
+
+
+def test_labels_are_those_of_the_forecasts() -> None:
+    for topology, label in (("star", "dense"), ("mesh", "dense under --topology mesh")):
+        [own] = predictions.contenders_of(Options(scheme=("dense",), ddp=(), topology=(topology,)), [label])
+        assert own[0] == Forecast("dense", 1.0, {}, 0.0, "link", 1, topology=topology).label
