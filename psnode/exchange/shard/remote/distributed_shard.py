@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -388,12 +388,13 @@ class DistributedShard:
         """Return an empty dictionary, since late gradients do not wait."""
         return {}
 
-    def _answers_with_state(self) -> dict[int, Frame]:
-        """Return the answers with the state of all groups. If shards have the same groups, any shard that answers is enough."""
+    def _answers_with_state(self) -> Iterator[tuple[int, Frame]]:
+        """Ask one shard after another for its state. If shards have the same groups, any shard that answers is enough."""
         patience = self._patience + _STATE_MODELS * 4 * self._plan.size / _LEAST_RATE
-        if not self._copied.exist:
-            return self._calls.ask("state", patience)
         for rank in self._calls.ranks:
-            if answers := self._calls.ask("state", patience, to=[rank]):
-                return answers
-        raise self._calls.cannot_go_on("any of its workers")
+            answers = self._calls.ask("state", patience, to=[rank])
+            yield from answers.items()
+            if answers and self._copied.exist:
+                return
+        if self._copied.exist:
+            raise self._calls.cannot_go_on("any of its workers")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
 from psnode.codecs.arrays import Floats
 from psnode.errors import WireError
-from psnode.exchange.shard.remote.gathered_state import check, joined
+from psnode.exchange.shard.remote.gathered_state import JoinedState, check
 from psnode.exchange.shard.remote.own_shard import OwnShard
 from psnode.exchange.shard.remote.shard_calls import broken
 from psnode.exchange.shard.remote.shard_messages import unpack_files
@@ -26,16 +26,17 @@ Tensors = dict[str, torch.Tensor]
 class FetchedState:
     """State of all shards, fetched once per version. `parts`: by rank, the parts of `plan` that the shards have.
 
-    `fetch`: returns the answers of other ranks with their state, in which each group occurs once. `own`: the master's own shard,
-    or None. `weights`: the master's model, which has the newest x after `digest`.
+    `fetch`: asks other ranks for their state, one after another, and yields each rank with its answer; each group occurs once.
+    So the memory of one answer is needed in addition to that of the whole state. `own`: the master's own shard, or None.
+    `weights`: the master's model, which has the newest x after `digest`.
     """
 
     def __init__(
-        self, fetch: Callable[[], Mapping[int, Frame]], parts: Mapping[int, PlanPart], plan: Plan, weights: ServedModel,
+        self, fetch: Callable[[], Iterable[tuple[int, Frame]]], parts: Mapping[int, PlanPart], plan: Plan, weights: ServedModel,
         own: OwnShard | None,
     ) -> None:  # fmt: skip
         self._fetch, self._parts, self._plan, self._weights, self._own = fetch, parts, plan, weights, own
-        self._known: list[tuple[PlanPart, dict[str, Tensors]]] | None = None  # state of other ranks, until a group changes
+        self._known: JoinedState | None = None  # until a group changes
 
     def changed(self) -> None:
         """Discard the fetched state, since a group has changed on another rank."""
@@ -51,7 +52,7 @@ class FetchedState:
 
     def digest(self) -> str:
         """Return xxh3_128 of the bytes of all weights."""
-        self._weights.vector.copy_(self._flat(self._files()[checkpoint.MODEL]))
+        self._flat(self._files()[checkpoint.MODEL], self._weights.vector)
         return self._weights.digest()
 
     def copies(self) -> ShardState:
@@ -70,8 +71,9 @@ class FetchedState:
         """Return the norms with which later pushes are compared."""
         return dict(self._files().get(checkpoint.NORMS, {}))
 
-    def _flat(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        vector = torch.empty(self._plan.size)
+    def _flat(self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the tensors flat in the order of the plan, in `out` if it is given."""
+        vector = torch.empty(self._plan.size) if out is None else out
         for name, where in state_names.places(self._plan).items():
             vector[where] = tensors[name].reshape(-1)
         return vector
@@ -79,18 +81,20 @@ class FetchedState:
     def _files(self) -> dict[str, Tensors]:
         """Return the tensors of all groups, by file of a checkpoint."""
         if self._known is None:
-            self._known = self._fetched()
-        own = [] if self._own is None else [(self._parts[MASTER], self._own.files())]
-        return joined([*own, *self._known])
+            known = JoinedState()
+            if self._own is not None:
+                known.add(self._parts[MASTER], self._own.files())
+            for rank, frame in self._fetch():
+                known.add(self._parts[rank], self._unpacked(rank, frame))
+            self._known = known
+        return self._known.files
 
-    def _fetched(self) -> list[tuple[PlanPart, dict[str, Tensors]]]:
-        parts = []
-        for rank, frame in sorted(self._fetch().items()):
-            try:
-                files, _ = unpack_files(frame.body, rank)
-                check(self._parts[rank], files, rank)
-            except WireError as error:
-                raise broken(rank, error) from error
-            frame.release()
-            parts.append((self._parts[rank], files))
-        return parts
+    def _unpacked(self, rank: int, frame: Frame) -> dict[str, Tensors]:
+        content = bytes(frame.body)
+        frame.release()  # before its tensors are copied once more
+        try:
+            files, _ = unpack_files(content, rank)
+            check(self._parts[rank], files, rank)
+        except WireError as error:
+            raise broken(rank, error) from error
+        return files

@@ -1,11 +1,11 @@
 """State of all shards of a run, by file of a checkpoint: joined from the parts of the shards, and cut into these parts.
 
-psnode.exchange.shard.state.own_tensors cuts the state; `joined` is the inverse.
+psnode.exchange.shard.state.own_tensors cuts the state; JoinedState is the inverse.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -74,41 +74,56 @@ def check(part: PlanPart, files: Mapping[str, Tensors], rank: int) -> None:
             raise WireError(f"its {file} is not that of its groups", rank)
 
 
-def joined(parts: Sequence[tuple[PlanPart, Mapping[str, Tensors]]]) -> dict[str, Tensors]:
-    """Return the tensors of all parts, by file. Flat pieces of a tensor are joined in the order of the tensor."""
-    found: dict[str, Tensors] = {}
-    pieces: dict[tuple[str, str, str], list[tuple[PlanPart, torch.Tensor]]] = {}
-    for part, files in parts:
+class JoinedState:
+    """State of the parts added so far. `files`: the tensors by file of a checkpoint, whole after the last part.
+
+    Pieces of a tensor are copied to their places in it as their parts are added, so that a part need not be kept.
+    """
+
+    def __init__(self) -> None:
+        self.files: dict[str, Tensors] = {}
+        # by file and key, the parts whose piece of a tensor is one number for all of its values, while these numbers are equal
+        self._numbers: dict[tuple[str, str], list[PlanPart]] = {}
+
+    def add(self, part: PlanPart, files: Mapping[str, Tensors]) -> None:
+        """Add the tensors of a part, by file. Tensors that are not cut are not copied."""
         for file, tensors in files.items():
+            found = self.files.setdefault(file, {})
             for key, value in tensors.items():
                 name = key.partition("/")[2] if file in _OF_MEMORIES else key
                 if file == checkpoint.NORMS:
-                    _add_norms(found.setdefault(file, {}), key, value)
+                    _add_norms(found, key, value)
                 elif name in part.pieces:
-                    pieces.setdefault((file, key, name), []).append((part, value))
+                    self._add_piece(file, key, name, part, value)
                 else:
-                    found.setdefault(file, {})[key] = value
-    for (file, key, name), cut in pieces.items():
-        found.setdefault(file, {})[key] = _whole(name, cut)
-    return found
+                    found[key] = value
+
+    def _add_piece(self, file: str, key: str, name: str, part: PlanPart, value: torch.Tensor) -> None:
+        """Add a piece of the tensor `name`, which holds values, or one number for all of its values."""
+        found, numbers = self.files[file], self._numbers.setdefault((file, key), [])
+        if value.numel() == 1 and (key not in found or (numbers and value.equal(found[key]))):
+            found[key] = value
+            numbers.append(part)
+            return
+        if key not in found or numbers:
+            place, number = part.whole.slices()[name], found.get(key)
+            found[key] = torch.zeros(place.stop - place.start, dtype=value.dtype)
+            for other in numbers:
+                _put(found[key], other.pieces[name], number)
+            numbers.clear()
+        _put(found[key], part.pieces[name], value)
+
+
+def _put(whole: torch.Tensor, places: Iterable[slice], value: torch.Tensor | None) -> None:
+    """Copy a piece to its places in a flat tensor; a piece with one number fills them."""
+    assert value is not None
+    start = 0
+    for where in places:
+        size = where.stop - where.start
+        whole[where] = value if value.numel() == 1 else value.reshape(-1)[start : start + size]
+        start += size
 
 
 def _add_norms(norms: Tensors, key: str, value: torch.Tensor) -> None:
     """Add the norms of one shard. If shards have norms under the same name, keep those with the largest maximum."""
     norms[key] = value if key not in norms or value.max() > norms[key].max() else norms[key]
-
-
-def _whole(name: str, cut: Sequence[tuple[PlanPart, torch.Tensor]]) -> torch.Tensor:
-    """Return a tensor of which each part has a piece. A piece holds values, or one number for all of its values."""
-    first = cut[0][1]
-    if all(value.numel() == 1 and value.equal(first) for _, value in cut):
-        return first
-    place = cut[0][0].whole.slices()[name]
-    whole = torch.zeros(place.stop - place.start, dtype=first.dtype)
-    for part, value in cut:
-        start = 0
-        for where in part.pieces[name]:
-            size = where.stop - where.start
-            whole[where] = value if value.numel() == 1 else value.reshape(-1)[start : start + size]
-            start += size
-    return whole

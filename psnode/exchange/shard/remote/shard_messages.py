@@ -116,7 +116,7 @@ def pack_files(files: Mapping[str, Tensors], facts: Mapping[str, Any]) -> bytes:
     return tensorfile.dump({**tensors, _FACTS: text})
 
 
-def unpack_files(body: Bytes, source: int) -> tuple[dict[str, Tensors], dict[str, Any]]:
+def unpack_files(body: Bytes | bytes, source: int) -> tuple[dict[str, Tensors], dict[str, Any]]:
     """Return the tensors and entries in `body`: the inverse of `pack_files`. Raises WireError if `body` is not such a file."""
     try:
         tensors = tensorfile.parse(bytes(body), "a shard's state")

@@ -118,11 +118,21 @@ def test_the_norm_is_told_to_all_shards_once_all_squares_have_come() -> None:
         assert job.orders(rank)[-1] == Order("norm", {"norm": 5.0, "counts": True})
 
 
-def test_the_weights_are_put_together_from_all_answers() -> None:
-    job = Job()
-    for rank in (2, 1):
-        job.answer(rank, 3, job.state(rank))
+def test_the_weights_are_put_together_from_answers_that_are_asked_for_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the master needs memory for one answer in addition to the whole state."""
+    job, asked = Job(), list[int]()
+    real = job.shard._calls.order
+
+    def order(name: str, to: Any = None, **arguments: Any) -> int:
+        number = real(name, to, **arguments)
+        [rank] = to
+        asked.append(rank)
+        job.answer(rank, number, job.state(rank))
+        return number
+
+    monkeypatch.setattr(job.shard._calls, "order", order)
     model = job.shard.state().model
+    assert asked == [1, 2]
     for rank, group in job.groups.items():
         where = job.plan.groups[group]
         named = [name for name, place in job.plan.slices().items() if where.start <= place.start < where.stop]
