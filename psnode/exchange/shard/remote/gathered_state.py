@@ -106,17 +106,17 @@ class JoinedState:
             numbers.append(part)
             return
         if key not in found or numbers:
-            place, number = part.whole.slices()[name], found.get(key)
-            found[key] = torch.zeros(place.stop - place.start, dtype=value.dtype)
+            place = part.whole.slices()[name]
+            whole = torch.zeros(place.stop - place.start, dtype=value.dtype)
             for other in numbers:
-                _put(found[key], other.pieces[name], number)
+                _put(whole, other.pieces[name], found[key])
+            found[key] = whole
             numbers.clear()
         _put(found[key], part.pieces[name], value)
 
 
-def _put(whole: torch.Tensor, places: Iterable[slice], value: torch.Tensor | None) -> None:
+def _put(whole: torch.Tensor, places: Iterable[slice], value: torch.Tensor) -> None:
     """Copy a piece to its places in a flat tensor; a piece with one number fills them."""
-    assert value is not None
     start = 0
     for where in places:
         size = where.stop - where.start
