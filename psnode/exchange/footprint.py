@@ -16,7 +16,7 @@ from torch import nn
 from psnode.config import Config
 from psnode.config.train_settings import OWN
 from psnode.exchange.expected import step_bytes
-from psnode.exchange.routes.topologies import are_parts, shares_of
+from psnode.exchange.routes.topologies import shares_of
 from psnode.plans.coding import Coding
 from psnode.tasks.optimizers import COORDINATEWISE, made, memories_of
 
@@ -62,8 +62,7 @@ def footprint(coding: Coding, config: Config, workers: int) -> Footprint:
     shares, model = shares_of(config.topology, workers), Use("weights", vector)
     master = root
     if shares.master < 1:
-        parts = 1 if not are_parts(config.topology) else config.servers + 1 if config.servers else workers
-        master = (model, *_to_update(root, shares.master), _gathered(vector, parts, coding, config))
+        master = (model, *_to_update(root, shares.master), _gathered(vector, shares.server or shares.worker, coding, config))
     server = (model, *_to_update(root, shares.server)) if config.servers else ()
     return Footprint(vector, tuple(master), (*worker, *_to_update(root, shares.worker)), server)
 
@@ -73,14 +72,14 @@ def _to_update(root: Sequence[Use], share: float) -> Sequence[Use]:
     return [Use(f"{'its part' if share < 1 else 'to update'}: {use.purpose}", share * use.nbytes) for use in root if share]
 
 
-def _gathered(vector: int, parts: int, coding: Coding, config: Config) -> Use:
+def _gathered(vector: int, share: float, coding: Coding, config: Config) -> Use:
     """Return the memory in which the master gathers the state of all shards for a checkpoint.
 
-    In addition, the answer of one of `parts` shards is held three times: as a frame, as a file, and as tensors, which the state
-    takes over if there is only one part. After that, the flat vector of all weights takes memory.
+    In addition, the answer of one shard, which has the `share` (0 to 1) of the weights, is held three times: as a frame, as a file,
+    and as tensors, which the state takes over if they are whole. After that, the flat vector of all weights takes memory.
     """
     vectors = 1 + optimizer_vectors(coding, config) + (coding.down is not None) + (config.ema_decay is not None)
-    return Use("state of all ranks, for a checkpoint", vector * (vectors + max(1.0, (2 if parts == 1 else 3) * vectors / parts)))
+    return Use("state of all ranks, for a checkpoint", vector * (vectors + max(1.0, (2 if share == 1 else 3) * share * vectors)))
 
 
 def _root(vector: int, up: float, down: float, coding: Coding, config: Config, workers: int) -> Sequence[Use]:

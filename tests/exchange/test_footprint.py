@@ -85,12 +85,12 @@ def test_workers_that_update_all_weights_hold_all_that_a_master_would() -> None:
 def test_a_master_with_a_part_of_the_weights_holds_that_part_of_all_that_updates_them() -> None:
     """With three workers the master has two of five parts, and each worker has one.
 
-    For a checkpoint the master gathers x, y and two memories of AdamW, in answers of a third of this; one of them is held three
+    For a checkpoint the master gathers x, y and two memories of AdamW, in answers of a fifth of this; one of them is held three
     times.
     """
     settings = {"optimizer": "adamw", "lr": 0.001}
     central, dealt = (need("topk", workers=3, topology=topology, **settings) for topology in ("star", "mesh:master=auto"))
-    assert dealt.master_bytes == pytest.approx((1 + 4 + 3 * 4 / 3) * central.vector + 2 / 5 * central.master_bytes)
+    assert dealt.master_bytes == pytest.approx((1 + 4 + 3 * 4 / 5) * central.vector + 2 / 5 * central.master_bytes)
     assert dealt.worker_bytes == pytest.approx(central.worker_bytes + 1 / 5 * central.master_bytes)
 
 
