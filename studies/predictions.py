@@ -16,7 +16,7 @@ import random
 import statistics
 import sys
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -91,8 +91,7 @@ def measure(options: Options) -> Found:
             profiles[network] = profile_of(network, options.scheme)
         rate = None if situation.rate == "none" else rate_of(situation.rate)
         scenario = Scenario(situation.workers, rate, _ROUND_TRIP, usable_cores(), shared=True, burst=_BURST)
-        expected = {each.label: each for each in forecasts(profiles[network], scenario, options.topology)}
-        rows += _cells(situation, expected, options)
+        rows += _cells(situation, forecasts(profiles[network], scenario, options.topology), options)
     return Found(sorted(rows, key=lambda row: -abs(row["off"])), {"floors": {name: p.passes for name, p in profiles.items()}})
 
 
@@ -107,21 +106,23 @@ def _batch(network: str) -> int:
     return _BATCHES.get(network, 16)
 
 
-def contenders_of(options: Options, expected: Collection[str]) -> Iterator[tuple[str, Contender]]:
-    """Yield all contenders by the labels of their forecasts, without those that are not in `expected`."""
-    yield from ((f"DDP {hook}", Ddp(hook)) for hook in options.ddp)
-    for scheme, topology in itertools.product(options.scheme, options.topology):
-        flags = f"--topology {topology}"
-        label, text = (scheme, scheme) if topology == USUAL else (f"{scheme} under {flags}", f"{scheme} {flags}")
-        if label in expected:
-            yield label, Psnode(text)
+def contenders_of(options: Options, expected: Iterable[Forecast]) -> Iterator[tuple[Forecast, Contender]]:
+    """Yield the contenders of `options` with their forecasts."""
+    for forecast in expected:
+        if not forecast.peer:
+            yield (
+                forecast,
+                Psnode(forecast.name if forecast.topology == USUAL else f"{forecast.name} --topology {forecast.topology}"),
+            )
+        elif (hook := forecast.name.removeprefix("DDP ")) in options.ddp:
+            yield forecast, Ddp(hook)
 
 
-def _cells(situation: Situation, expected: dict[str, Forecast], options: Options) -> Iterator[dict[str, Any]]:
+def _cells(situation: Situation, expected: Sequence[Forecast], options: Options) -> Iterator[dict[str, Any]]:
     steps = options.warmup + options.steps + 1
     shared = SharedSettings(network=situation.network, workers=situation.workers, batch=_batch(situation.network), steps=steps)
-    for name, contender in contenders_of(options, expected):
-        forecast = expected[name]
+    for forecast, contender in contenders_of(options, expected):
+        name = forecast.label
         if forecast.seconds > options.most:
             continue
         try:

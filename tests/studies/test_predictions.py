@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from psnode.bench.contest.contenders import Psnode
+from psnode.bench.contest.contenders import Ddp, Psnode
 from psnode.errors import ConfigurationError, TransportError
 from psnode.jobs.planning.forecast import Forecast
 from studies import predictions
@@ -60,7 +60,8 @@ def test_cells_that_take_too_long_and_jobs_that_fail_are_left_out(monkeypatch: p
         assert topologies == ("star",)
         assert (scenario.workers, scenario.rate, scenario.shared) == (2, None, True)
         return [
-            Forecast(name, seconds, {}, 0.0, "link", 1) for name, seconds in (("DDP fp32", 0.1), ("dense", 9.0), ("qsgd", 0.1))
+            Forecast(name, seconds, {}, 0.0, "link", 1, peer=name.startswith("DDP"))
+            for name, seconds in (("DDP fp32", 0.1), ("dense", 9.0), ("qsgd", 0.1))
         ]
 
     monkeypatch.setattr(predictions, "run_trial", run_trial)
@@ -81,19 +82,14 @@ def test_a_situation_is_told_by_its_parts() -> None:
     assert Situation("LeNet", "none", 2)._asdict() == {"network": "LeNet", "rate": "none", "workers": 2}
 
 
-def test_every_scheme_is_measured_under_every_topology_that_does_not_refuse_it() -> None:
-    options = Options(scheme=("dense", "topk"), ddp=("fp32",), topology=("star", "mesh", "gather"))
-    expected = ["DDP fp32", "dense", "dense under --topology mesh", "dense under --topology gather", "topk"]
-    expected += ["topk under --topology mesh"]  # a gather refuses a coded downlink
-    found = dict(predictions.contenders_of(options, expected))
-    assert list(found) == expected
-    assert found["topk under --topology mesh"] == Psnode("topk --topology mesh")
-    assert found["dense"] == Psnode("dense")
+def test_every_forecast_of_a_scheme_is_measured_under_its_topology_and_the_hooks_are_those_of_the_options() -> None:
+    def forecast(name: str, topology: str = "star", *, peer: bool = False) -> Forecast:
+        return Forecast(name, 1.0, {}, 0.0, "link", 1, topology=topology, peer=peer)
+
+    expected = [forecast("topk", "mesh"), forecast("DDP fp32", peer=True), forecast("dense"), forecast("DDP fp16", peer=True)]
+    found = predictions.contenders_of(Options(ddp=("fp32",)), expected)
+    assert [(each.label, contender) for each, contender in found] == [
+        ("topk under --topology mesh", Psnode("topk --topology mesh")), ("DDP fp32", Ddp("fp32")), ("dense", Psnode("dense")),
+    ]  # fmt: skip
     with pytest.raises(ConfigurationError, match="counts passed-on bytes twice"):
-        dict(predictions.contenders_of(Options(topology=("star:down=tree",)), ["dense under --topology star:down=tree"]))
-
-
-def test_labels_are_those_of_the_forecasts() -> None:
-    for topology, label in (("star", "dense"), ("mesh", "dense under --topology mesh")):
-        [own] = predictions.contenders_of(Options(scheme=("dense",), ddp=(), topology=(topology,)), [label])
-        assert own[0] == Forecast("dense", 1.0, {}, 0.0, "link", 1, topology=topology).label
+        list(predictions.contenders_of(Options(), [forecast("dense", "star:down=tree")]))
