@@ -75,8 +75,8 @@ def _to_update(root: Sequence[Use], share: float) -> Sequence[Use]:
 def _gathered(vector: int, share: float, coding: Coding, config: Config) -> Use:
     """Return the memory in which the master gathers the state of all shards for a checkpoint.
 
-    In addition, the answer of one shard, which has the `share` (0 to 1) of the weights, is held three times: as a frame, as a file,
-    and as tensors, which the state takes over if they are whole. After that, the flat vector of all weights takes memory.
+    In addition, the answer of one shard, which has the `share` (0 to 1) of the weights, is held three times: as a frame, as a
+    file, and as tensors, which the state takes over if they are whole. After that, the flat vector of all weights takes memory.
     """
     vectors = 1 + optimizer_vectors(coding, config) + (coding.down is not None) + (config.ema_decay is not None)
     return Use("state of all ranks, for a checkpoint", vector * (vectors + max(1.0, (2 if share == 1 else 3) * share * vectors)))
