@@ -156,6 +156,24 @@ def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(variable)
 
 
+@pytest.fixture(autouse=True)
+def _nothing_compiled_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide from psnode.worker.inspection what earlier tests of this process have compiled or scripted: a run in this process
+    would wait for all weights, and a profile would be refused.
+    """
+    if (torch := sys.modules.get("torch")) is None:
+        return
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    if dynamo is not None and dynamo.counters:
+        torch._dynamo.reset()
+        dynamo.counters.clear()
+    if earlier := {function.name for function in torch.jit._state._python_cu.get_functions()}:
+        from psnode.worker import inspection
+
+        scripted_functions = inspection.scripted_functions
+        monkeypatch.setattr(inspection, "scripted_functions", lambda: scripted_functions() - earlier)
+
+
 @contextlib.contextmanager
 def forgetting_codecs() -> Iterator[None]:
     """Remove the codecs that the block registered."""

@@ -29,17 +29,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning",
 
 
 @pytest.fixture(autouse=True)
-def _nothing_compiled_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forget functions that other tests have compiled or scripted, since only those that a model runs must count."""
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
+def _scripted_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Count a function of tests.kinds.models as scripted only in tests that use it: PyTorch keeps its name for good."""
     models._CACHE.clear()
-    earlier = {function.name for function in torch.jit._state._python_cu.get_functions()}
-    monkeypatch.setattr(inspection, "scripted_functions", lambda: (_names() - earlier) | ({"scripted"} & models._CACHE.keys()))
-
-
-def _names() -> set[str]:
-    return {function.name for function in torch.jit._state._python_cu.get_functions()}
+    scripted_functions = inspection.scripted_functions
+    monkeypatch.setattr(inspection, "scripted_functions", lambda: scripted_functions() | ({"scripted"} & models._CACHE.keys()))
 
 
 def seen(model: nn.Module, *, early: bool = True) -> Findings:
