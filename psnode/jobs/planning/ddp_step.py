@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from psnode.jobs.planning.ddp_hooks import Communication, payload_bytes, powersgd_values
+from psnode.jobs.planning.fluid.simulation import Graph
 from psnode.jobs.planning.job_step import StepTime, steady
 from psnode.jobs.planning.profile import Profile, TensorTimes
 from psnode.jobs.planning.scenario import CODING, PASSES, TRANSPORT, HostModels, Scenario
-from psnode.jobs.planning.simulation import Graph
 
 FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20  # bytes: torch's defaults
 # hooks that work over gloo; the bf16 hook needs NCCL

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from psnode.exchange.routes.route import Route
 from psnode.exchange.shard.executor import most_lanes
+from psnode.jobs.planning.fluid.simulation import Graph
 from psnode.jobs.planning.profile import GroupCosts, Profile, SchemeCosts
 from psnode.jobs.planning.scenario import CODING, MASTER, PASSES, HostModels, Scenario
-from psnode.jobs.planning.simulation import Graph
 from psnode.plans.prediction import MOST_SPANS, PredictedSpan
 from psnode.plans.roles import MASTER as MASTER_RANK
 from psnode.plans.roles import Layout

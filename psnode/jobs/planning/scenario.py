@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from psnode.jobs.planning.fluid.simulation import ActivityTimes, Graph, Resource
 from psnode.jobs.planning.profile import HostCosts
-from psnode.jobs.planning.simulation import ActivityTimes, Graph, Resource
 
 GOODPUT = 1448 / 1514  # payload of a full Ethernet frame with TCP time stamps, divided by the frame as link shapers count it
 

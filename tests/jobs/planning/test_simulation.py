@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from psnode.errors import PsnodeError
-from psnode.jobs.planning.simulation import Graph, Resource
+from psnode.jobs.planning.fluid.simulation import Graph, Resource
 
 
 def cores(count: float, crowded: float = 1.0) -> Resource:

@@ -1,0 +1,1 @@
+"""Activities that share cores and links: their graph, and the event loop that finds their times."""

@@ -1,0 +1,156 @@
+"""Duration of a graph of activities that share cores and links.
+
+An activity is a piece of work on at most two resources, such as a second of a core, or bytes on the two links that a message
+crosses. It begins when all activities that it follows have ended and its queue has no more urgent activity. At every moment, the
+activities on a resource share it in proportion to their weights, but no activity gets more than the resource's maximum for one
+activity. This is the fluid model of H. Casanova et al., "Versatile, scalable, and accurate simulation of distributed applications
+and platforms", J. Parallel Distrib. Comput. 74, 2014.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from psnode.errors import PsnodeError
+from psnode.jobs.planning.fluid.fluid_events import ACTIVITY, NONE, QUEUE, RESOURCE, run_events
+
+
+@dataclass(frozen=True)
+class Resource:
+    """A resource shared by activities. `capacity`: work per second for all together. `most`: maximum work per second for one.
+
+    `crowded`: the rate of one activity, relative to `most`, while the whole capacity is in use. Between one activity and the
+    whole capacity the rate falls linearly. Cores that share caches or memory have a value below 1.
+
+    `burst`: work that is done immediately after a pause, as in a token bucket: unused capacity is saved up to this amount.
+    """
+
+    capacity: float
+    most: float = np.inf
+    crowded: float = 1.0
+    burst: float = 0.0
+
+    @property
+    def full(self) -> float:
+        """The work per second while the whole capacity is in use."""
+        return self.capacity * self.crowded
+
+
+class Graph:
+    """A graph of activities. Its methods return numbers, by which resources, queues and activities are named."""
+
+    def __init__(self) -> None:
+        self.resources: list[Resource] = [Resource(1e300)]
+        self.work: list[float] = []
+        self.places: list[tuple[int, int]] = []
+        self.weights: list[float] = []
+        self.served_by: list[int | None] = []  # the queue of each activity
+        self.urgency: list[float] = []
+        self.follows: list[tuple[int, ...]] = []
+        self.kinds: list[str] = []
+        self.queues = 0
+
+    def resource(self, resource: Resource) -> int:
+        """Add a resource."""
+        self.resources.append(resource)
+        return len(self.resources) - 1
+
+    def queue(self) -> int:
+        """Add a queue, such as a thread or a connection.
+
+        Its activities run one at a time; the lowest urgency number runs first.
+        """
+        self.queues += 1
+        return self.queues - 1
+
+    def add(
+        self,
+        kind: str,
+        work: float,
+        on: Sequence[int],
+        follows: Iterable[int] = (),
+        *,
+        queue: int | None = None,
+        urgency: float = 0.0,
+        weight: float = 1.0,
+    ) -> int:
+        """Add an activity of `work` on one or two resources, or on none if it takes no time. `kind`: its name for `path`."""
+        first, second = (*on, 0, 0)[:2]
+        self.kinds.append(kind)
+        self.work.append(work)
+        self.places.append((first, second))
+        self.weights.append(weight)
+        self.served_by.append(queue)
+        self.urgency.append(urgency)
+        self.follows.append(tuple(follows))
+        return len(self.work) - 1
+
+    def run(self) -> ActivityTimes:
+        """Return the begin and end of every activity. Raises PsnodeError if activities wait for each other in a circle."""
+        count = len(self.work)
+        sizes = [len(each) for each in self.follows]
+        earlier = np.fromiter(itertools.chain.from_iterable(self.follows), np.int64, sum(sizes))
+        activities = np.zeros(count, ACTIVITY)
+        activities["work"], activities["weight"], activities["urgency"] = self.work, self.weights, self.urgency
+        activities["begin"] = activities["end"] = np.nan
+        activities["one"], activities["other"] = places = np.array(self.places, np.int64).reshape(count, 2).T
+        activities["queue"] = [NONE if each is None else each for each in self.served_by]
+        activities["missing"], activities["cause"] = sizes, NONE
+        activities["last"] = np.cumsum(np.bincount(earlier, minlength=count))
+        activities["first"][1:] = activities["last"][:-1]
+        later = np.repeat(np.arange(count), sizes)[np.argsort(earlier, kind="stable")]
+        run_events(activities, self._queues(), self._resources(), later)
+        if np.isnan(activities["end"]).any():
+            raise PsnodeError("activities of the model wait for each other")
+        begin, end, cause, work = (activities[field].copy() for field in ("begin", "end", "cause", "work"))
+        return ActivityTimes(begin, end, cause, work, places.T)
+
+    def _queues(self) -> npt.NDArray[np.void]:
+        """Return the queues as psnode.jobs.planning.fluid.fluid_events takes them, with room for all of their activities."""
+        found = np.zeros(self.queues, QUEUE)
+        sizes = np.bincount([each for each in self.served_by if each is not None], minlength=self.queues)
+        found["start"] = np.cumsum(sizes) - sizes
+        return found
+
+    def _resources(self) -> npt.NDArray[np.void]:
+        found = np.zeros(len(self.resources), RESOURCE)
+        for field in ("capacity", "most", "crowded", "burst"):
+            found[field] = [getattr(each, field) for each in self.resources]
+        found["room"] = np.where(found["most"] < np.inf, found["capacity"] / found["most"], 1.0)
+        found["saved"] = found["burst"]
+        return found
+
+
+@dataclass(frozen=True)
+class ActivityTimes:
+    """Times of all activities in seconds. `work` and `places`: those of the graph.
+
+    `cause`: for each activity, the activity whose end allowed it to begin, or -1 if it began at the start.
+    """
+
+    begin: npt.NDArray[np.float64]
+    end: npt.NDArray[np.float64]
+    cause: npt.NDArray[np.int64]
+    work: npt.NDArray[np.float64]
+    places: npt.NDArray[np.int64]
+
+    def load(self, resource: int, start: float, stop: float) -> float:
+        """Return the work on `resource` between two times. The work of an activity is spread evenly over its duration."""
+        here = (self.places == resource).any(axis=1) & (self.work > 0)
+        begin, end = self.begin[here], self.end[here]
+        inside = np.clip(np.minimum(end, stop) - np.maximum(begin, start), 0, None)
+        return float((self.work[here] * inside / np.maximum(end - begin, 1e-12)).sum())
+
+    def path(self, last: int, start: float, kinds: Sequence[str]) -> dict[str, float]:
+        """Return the chain of causes from time `start` to the end of activity `last`, as the seconds of each kind of activity."""
+        found: dict[str, float] = {}
+        while last >= 0 and self.end[last] > start:
+            inside = self.end[last] - max(self.begin[last], start)
+            found[kinds[last]] = found.get(kinds[last], 0.0) + float(inside)
+            last = int(self.cause[last])
+        return found
