@@ -149,7 +149,7 @@ def _job(ground: SharedSettings, scheme: str, warmup: int, folder: Path) -> dict
     arguments = Psnode(scheme).arguments(ground, folder)
     metrics = folder / "run" / METRICS
     with Watch(str(folder / "run"), warmup, ground.steps - _AFTER, lambda: _lines(metrics)) as watch:
-        code = launch(ground.workers, arguments, program=(sys.executable, "-m", "studies.named"))
+        code = launch(ground.workers, arguments, program="studies.named")
     if code != 0:
         raise TransportError(f"the job ended with exit code {code}: see its messages above")
     return _figures(watch, ground, warmup, folder, lambda thread: ("worker" if thread.rank else "master", _name(thread)))

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -57,7 +56,7 @@ def _run_link(btl: str, arguments: Sequence[float]) -> dict[str, Any]:
             1,
             [str(result), *map(str, arguments)],
             mpirun_args=["--mca", "pml", "ob1", "--mca", "btl", btl],
-            program=(sys.executable, "-m", "psnode.bench.ingest_program"),
+            program="psnode.bench.ingest_program",
         )
         if code != 0 or not result.exists():
             raise TransportError(f"the measuring job over {btl} ended with exit code {code}: see its messages above")

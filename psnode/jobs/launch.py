@@ -30,8 +30,8 @@ from psnode.records.directory_lock import refuse_if_held
 from psnode.records.metrics import SUMMARY
 from psnode.transport.mpi.environment import UNBUFFERED
 
-PSNODE = (sys.executable, "-m", "psnode")
-PROGRAM = (sys.executable, "-m", "psnode.jobs.program")  # command that precedes the file of the user's program
+PSNODE = "psnode"
+PROGRAM = "psnode.jobs.program"  # the module that runs the file of the user's program
 _LOG = logging.getLogger(__name__)
 
 INTERRUPTED = 130  # exit code after Ctrl-C
@@ -51,7 +51,7 @@ def launch(
     kill_after: float = 10.0,
     restarts: int = 0,
     run_directory: Path | None = None,
-    program: Sequence[str] = PSNODE,
+    program: str | Sequence[str] = PSNODE,
 ) -> int:
     """Run `psnode COMMAND...` on one master and `n_workers` workers, and return rank 0's exit code.
 
@@ -62,8 +62,8 @@ def launch(
         kill_after: seconds from a request to stop (TERM, INT, USR1, HUP) until every process is killed.
         restarts: maximum number of restarts, with --resume, after the job has ended by itself without being done.
         run_directory: directory of the run that a restart resumes. If a job dies before creating it, the restart begins anew.
-        program: the program of every rank, before `command`. For a program other than PSNODE and PROGRAM, it is
-            unknown if the program exited normally or was killed.
+        program: the program of every rank, before `command`: a module, which this interpreter runs, or words. For a program
+            other than PSNODE and PROGRAM, it is unknown if the program exited normally or was killed.
 
     Raises ConfigurationError if there is no mpirun, no such hostfile, n_workers < 1, or another job at work in `run_directory`.
     """
@@ -84,11 +84,12 @@ def launch(
         refuse_if_held(run_directory.resolve())
     _LOG.info("starting %s%s", counted(n_workers + 1, "rank"), _where(n_workers + 1, hostfile, mpirun_args, environment))
     line = mpirun_command(mpirun, n_workers + 1, hostfile, mpirun_args, environment)
-    tells = tuple(program) in (PSNODE, PROGRAM) and here
-    program = [*line, *startable(program)]
+    tells = program in (PSNODE, PROGRAM) and here
+    words = [sys.executable, "-m", program] if isinstance(program, str) else program
+    started = [*line, *startable(words)]
     # if the directory is visible on this host, a master that left no summary in it was killed
     judged = run_directory is not None and (hostfile is None or (run_directory / CONFIG).exists())
-    ended = _run([*program, *command], environment, kill_after, run_directory, judged, hostfile, tells)
+    ended = _run([*started, *command], environment, kill_after, run_directory, judged, hostfile, tells)
     for number in range(1, restarts + 1):
         if ended.asked or ended.code in _FINAL:
             break
@@ -96,7 +97,7 @@ def launch(
         again = resuming(command) if resumable else list(command)
         how = "from its last checkpoint" if resumable else "from the beginning"
         _LOG.warning("the job ended with %d: started again %s (%d of %d)", ended.code, how, number, restarts)
-        ended = _run([*program, *again], environment, kill_after, run_directory, judged, hostfile, tells)
+        ended = _run([*started, *again], environment, kill_after, run_directory, judged, hostfile, tells)
     return ended.code
 
 

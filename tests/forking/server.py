@@ -70,7 +70,6 @@ USED: tuple[dict[str, Any], ...] = (
     {"scheme": "dense", "downlink": "bf16"}, {"scheme": "topk", "downlink": "topk"},
 )  # fmt: skip
 RANKS = "FORKING_RANKS"  # this variable names the interpreter with which a fork starts other processes
-OWN = {"psnode.jobs.launch"}  # modules that read the interpreter's name when they are imported
 _PARENT_DIES = 1  # PR_SET_PDEATHSIG
 
 
@@ -96,10 +95,9 @@ def import_all() -> None:
     assert list(psnode.__path__) == [str(ROOT / "psnode")]
     for package in PACKAGES:
         for module in pkgutil.walk_packages([str(ROOT / "psnode" / package)], f"psnode.{package}."):
-            if module.name not in OWN:
-                importlib.import_module(module.name)
+            importlib.import_module(module.name)
     numba.njit(lambda x: x + 1)(1.0)  # compiling a first function loads the types that Numba knows
-    assert not (OPTIONAL | OWN).intersection(sys.modules)
+    assert not OPTIONAL.intersection(sys.modules)
 
 
 def load_kernels() -> None:

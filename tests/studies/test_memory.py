@@ -11,7 +11,7 @@ from studies.memory import STUDY, Options
 pytestmark = [pytest.mark.serial, pytest.mark.skipif(peak_memory() is None, reason="needs Linux's /proc")]
 
 
-def test_four_workers_add_their_coded_gradients_and_no_copy_of_the_model() -> None:
+def test_four_workers_add_their_coded_gradients_and_no_copy_of_the_model(forks: None) -> None:
     """A worker's coded gradient (.16 of the model) is in flight at most twice: being received, and waiting to be added."""
     pytest.importorskip("mpi4py")
     result = run(STUDY, Options(workers=(1, 4), scheme=("nuqsgd",)))
