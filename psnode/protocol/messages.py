@@ -15,7 +15,7 @@ import json
 import math
 import unicodedata
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from typing import Any, Self, cast
 
@@ -27,7 +27,7 @@ from psnode.protocol.wire import Bytes
 class _Message:
     def to_bytes(self) -> bytes:
         """Return the message as JSON text in UTF-8."""
-        return json.dumps(asdict(self), separators=(",", ":")).encode()
+        return json.dumps(vars(self), separators=(",", ":")).encode()
 
     @classmethod
     def from_bytes(cls, body: Bytes | bytes, source: int | None = None) -> Self:

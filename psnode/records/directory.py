@@ -6,6 +6,7 @@ Existing files of the run are checked before any is changed, so that a job that 
 from __future__ import annotations
 
 import contextlib
+import functools
 import platform
 import secrets
 from collections.abc import Callable, Collection, Sequence
@@ -314,9 +315,13 @@ def _is_group(params: Any = None, **settings: Any) -> bool:
 def installed_versions() -> dict[str, str]:
     """Return the versions of Python, the platform, and the packages on which a run's results depend."""
     found = {"python": platform.python_version(), "platform": platform.platform()}
-    for package in _PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+    return found | {package: version for package in _PACKAGES if (version := _version(package))}
+
+
+@functools.cache
+def _version(package: str) -> str:
+    """Return the installed version of a package, or an empty text. Reading it takes milliseconds, so it is read once."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
