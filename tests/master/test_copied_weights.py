@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +21,21 @@ from psnode.records.history import violations
 from psnode.records.metrics import read_records
 from tests.faults.test_exceptions import Fails
 from tests.faults.test_nonfinite import Poisoned
-from tests.master.test_dealt_weights import ADAM, CENTRAL, DEALT, Adapts, Constrained, Decays, differences, model_hash, trained
+from tests.master import test_dealt_weights
+from tests.master.test_dealt_weights import (
+    ADAM,
+    CENTRAL,
+    DEALT,
+    Adapts,
+    Constrained,
+    Decays,
+    differences,
+    folder_of,
+    model_hash,
+    trained,
+)
 
+once = test_dealt_weights.once  # its fixture
 COPIED = "gather"
 DENSE_DOWN = {"downlink": "dense"}  # in a star; where no weights are sent, this is so without being said
 
@@ -59,10 +73,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.parametrize(("first", "then"), [(COPIED, COPIED), (CENTRAL, COPIED), (COPIED, CENTRAL)])
-def test_a_resumed_run_may_have_another_topology(tmp_path: Path, settings: dict[str, Any], first: str, then: str) -> None:
+def test_a_resumed_run_may_have_another_topology(
+    tmp_path: Path, once: test_dealt_weights.Once, settings: dict[str, Any], first: str, then: str
+) -> None:
     settings = {**settings, **DENSE_DOWN}
-    whole = trained(tmp_path / "whole", 6, CENTRAL, settings)
-    trained(tmp_path / "parts", 3, first, settings)
+    whole = once(6, CENTRAL, settings)
+    shutil.copytree(folder_of(once(3, first, settings)), tmp_path / "parts")
     assert differences(whole, trained(tmp_path / "parts", 6, then, settings, resume=True)) == []
 
 

@@ -103,6 +103,7 @@ def model_hash(folder: Path) -> str:
 SOME = ("dense", "topk:ratio=0.1", "qsgd", "onebit", "atomo")  # plain, sparse, without bias, with a codebook, of whole tensors
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("topology", "scheme"),
     [*((DEALT, scheme) for scheme in SCHEMES), *((each, scheme) for each in (SHARED, SERVED, MANY) for scheme in SOME)],
@@ -125,6 +126,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.parametrize(
     ("first", "then"),

@@ -27,6 +27,7 @@ from psnode.jobs.planning.profile import Profile
 from psnode.tasks.loading import make_task
 from psnode.tasks.torchvision_ops import import_torchvision
 from psnode.worker import inspection
+from tests.forking import FORKING
 from tests.jobs.planning.test_profiling import MODEL, OPTIONS
 from tests.test_docs import python_blocks
 
@@ -330,7 +331,7 @@ print(*found.profile.ddp, *found.notes, sep="|")
 
 def test_one_rank_of_a_group_plans_beside_the_hook_and_ddp_is_left_out_until_the_group_has_ended(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", BESIDE, str(tmp_path / "store")], capture_output=True, text=True, check=False
+        [FORKING.python(), "-W", "ignore", "-c", BESIDE, str(tmp_path / "store")], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     inside, after = done.stdout.splitlines()
@@ -428,7 +429,7 @@ for loss in (lambda model, x: model.training_step(x), lambda model, x: model(x).
     print(len(found.notes), all("does not train this model" in note for note in found.notes), "dense" in str(found))
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    done = subprocess.run([FORKING.python(), "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     first, second = done.stdout.splitlines()
     assert first == "3 True True"
