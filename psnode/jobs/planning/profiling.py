@@ -49,17 +49,20 @@ def measure(
     ranks: int = 1,
     task: Task | None = None,
     device: torch.device | None = None,
+    in_job: bool = False,
 ) -> Profile:
     """Return the profile of the model that `config` trains, under each of `schemes`, by flags.
 
     Batches are those of training, but nothing is trained. If a step has several batches, the forward pass stands for all passes
     before the last backward pass. `ranks`: the number of ranks that share a host. They divide its cores unless --threads is set.
-    `task` replaces the task that `config` names, and `device` replaces the device that `config` selects. Raises
+    `task` replaces the task that `config` names, and `device` replaces the device that `config` selects. `in_job`:
+    True in a rank of a job, which starts no further process: MPI, DDP and the use of all cores at once are not measured. Raises
     ConfigurationError for settings that train would refuse.
     """
     import torch
 
     from psnode.jobs.planning.step_rigs import Alone, TimedModel
+    from psnode.tasks.data.given import data_of
     from psnode.tasks.device import choose_device
     from psnode.tasks.loading import make_task
 
@@ -69,19 +72,22 @@ def measure(
         tell("passes")
         there = config.enable_gpu
         device = device or choose_device(there)
-        ground = TimedModel(task or make_task(config), config.batch_size, device, coded_there=there, seed=config.seed)
+        task = task or make_task(config)
+        data = data_of(task.train_data(), replace(config, data_workers=0), steps=task.steps_per_epoch)
+        ground = TimedModel(task, config.batch_size, device, coded_there=there, seed=config.seed, data=data)
         alone = Alone(ground)
         whole = median_seconds(alone.step, _SECONDS)
         tensors, forward = tensor_times(ground, whole)
-        tell("this host and DDP")
+        tell("this host" if in_job else "this host and DDP")
         send, receive = socket_costs()
         # forks have no threads of torch, and the other cores are idle only if the passes use a single core
-        crowded = crowding(alone.step, max(_SECONDS / 2, 2 * whole)) if threads == 1 and ground.device.type == "cpu" else 1.0
+        forks = threads == 1 and ground.device.type == "cpu" and not in_job
+        crowded = crowding(alone.step, max(_SECONDS / 2, 2 * whole)) if forks else 1.0
+        costs = HostCosts(send, receive, _MESSAGE, add_cost(), usable_cores(), crowded, 0.0 if in_job else mpi_cost())
         profile = Profile(
             config.network if config.task is None else config.task.removeprefix(PASSED), threads, forward, whole - forward,
             _optimizer_seconds(ground, config), tuple(sorted(tensors.values(), key=lambda tensor: tensor.ready)),
-            HostCosts(send, receive, _MESSAGE, add_cost(), usable_cores(), crowded, mpi_cost()), {},
-            overheads(ground, HOOKS, whole, _SECONDS / 2), config.optimizer in WITH_BETAS,
+            costs, {}, {} if in_job else overheads(ground, HOOKS, whole, _SECONDS / 2), config.optimizer in WITH_BETAS,
         )  # fmt: skip
         found = {}
         for flags, chosen in schemes.items():

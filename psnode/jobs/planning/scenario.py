@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from psnode.jobs.planning.fluid.simulation import ActivityTimes, Graph, Resource
 from psnode.jobs.planning.profile import HostCosts
+from psnode.plans.roles import MASTER as MASTER_RANK
 
 GOODPUT = 1448 / 1514  # payload of a full Ethernet frame with TCP time stamps, divided by the frame as link shapers count it
 
@@ -21,7 +22,7 @@ class Scenario:
     `round_trip`: the seconds that a small message and its answer take. `shared`: True if all ranks share the cores of one
     machine, as on emulated hosts. `burst`: bytes that a link carries immediately after a pause, as if limited by a token bucket.
     `uneven`: TCP connections through one link deviate from equal shares by up to this fraction, so that some workers are ahead of
-    others.
+    others. `master_rate`: the rate of the master's link in bit/s, if it differs from `rate`.
     """
 
     workers: int
@@ -31,19 +32,20 @@ class Scenario:
     shared: bool = False
     burst: float = 0.0
     uneven: float = 0.4
+    master_rate: float | None = None
 
 
 class HostModel:
     """The cores and the link of one rank, in a graph.
 
-    `inward`, `outward`: the two directions of the link; None if the scenario has no rate.
+    `inward`, `outward`: the two directions of the link of `rate` bit/s; None without a rate. `burst`: see Scenario.
     """
 
-    def __init__(self, graph: Graph, cores: int, scenario: Scenario) -> None:
+    def __init__(self, graph: Graph, cores: int, rate: float | None, burst: float) -> None:
         self.cores = cores
         self.inward = self.outward = None
-        if scenario.rate is not None:
-            link = Resource(scenario.rate / 8 * GOODPUT, burst=scenario.burst * GOODPUT)
+        if rate is not None:
+            link = Resource(rate / 8 * GOODPUT, burst=burst * GOODPUT)
             self.inward, self.outward = graph.resource(link), graph.resource(link)
         self.transport = graph.queue()  # the thread that calls MPI
 
@@ -57,7 +59,12 @@ class HostModels:
         self._uneven = scenario.uneven
         self._half_trip = scenario.round_trip / 2
         pools = [graph.resource(Resource(scenario.cores, 1.0, costs.crowded)) for _ in range(1 if scenario.shared else ranks)]
-        self.hosts = [HostModel(graph, pools[0 if scenario.shared else rank], scenario) for rank in range(ranks)]
+        rates = [scenario.rate] * ranks
+        if scenario.master_rate is not None:
+            rates[MASTER_RANK] = scenario.master_rate
+        self.hosts = [
+            HostModel(graph, pools[0 if scenario.shared else rank], rates[rank], scenario.burst) for rank in range(ranks)
+        ]
 
     def compute(
         self,

@@ -31,7 +31,7 @@ from psnode.protocol.messages import Report, Start
 from psnode.protocol.round import Round
 from psnode.protocol.wire import HEADER_BYTES, Frame, Kind, pack_groups
 from psnode.records.timeline import Tracer
-from psnode.task import Batch, Task
+from psnode.task import Batch, Data, Task
 from psnode.tasks.data.sampler import Sampler
 from psnode.tasks.device import to_device
 from psnode.transport.loopback import loopback_group
@@ -53,14 +53,17 @@ class TimedModel:
     """Settings shared by all rigs: the network, the seed, and one batch, which lies on `device` from the beginning.
 
     `coded_there`: True to code gradients and decode changes of weights on the device. `findings`: results of the passes with
-    which a worker inspects the network before the first step.
+    which a worker inspects the network before the first step. `data`: replaces the data of the task.
     """
 
-    def __init__(self, task: Task, size: int, device: torch.device, *, coded_there: bool, seed: int) -> None:
+    def __init__(
+        self, task: Task, size: int, device: torch.device, *, coded_there: bool, seed: int, data: Data | None = None
+    ) -> None:
         import numpy as np
 
         self.task, self.size, self.device, self.coded_there, self.seed = task, size, device, coded_there, seed
-        self.batch = to_device(task.train_data().batch(np.arange(size), np.random.default_rng(seed)), device)
+        data = task.train_data() if data is None else data
+        self.batch = to_device(data.batch(np.arange(size), np.random.default_rng(seed)), device)
         model = self.model().to(device)
         self.findings: Findings = inspect(self.computation(model), model, lambda step: self.batch, agreed=(), early=True)
         if self.findings.waits:
@@ -155,13 +158,14 @@ class Exchanging:
         self._tracer = Tracer(MASTER, enabled=config.timeline)
         self._shard = Shard(
             coding, range(len(plan.groups)), config, ServedModel(ground.model(), plan, torch.empty(plan.size)), self._link, rule,
-            lambda now: rate, routes_of(Layout(1), plan), self._tracer,
+            lambda now: rate, routes_of(Layout(1), plan), self._tracer, own_optimizer=ground.task.own_optimizer,
         )  # fmt: skip
         self._shard.admit((_WORKER,), 0)
         model.to(ground.device)
         context = WorkerContext(
             link, config, scheme, None, ground.device, model, _Again(ground.batch, ground.size), Layout(1),
             Sampler(ground.size, 0, 1, ground.size, 1, ground.seed), ground.computation(model), _SECONDS,
+            ground.task.own_rate,
         )  # fmt: skip
         start = Start(plan.to_dict(), _JOB, 0, _STEPS, 1, None, False, weights_follow=False, late=ground.findings.late)
         self._worker, self._groups, self._version = context.worker(start), len(plan.groups), 0
