@@ -327,6 +327,7 @@ def _measured(
     """
     from psnode.bench.hardware import hardware
     from psnode.exchange.routes.refusals import require_central
+    from psnode.exchange.routes.topologies import COMPARED
     from psnode.jobs.planning.compared import compared, scheme_name
     from psnode.jobs.planning.profiling import measure
     from psnode.jobs.planning.routing.routed_groups import USUAL, possible
@@ -338,7 +339,7 @@ def _measured(
     base = configure(**root.command.commands["train"].make_context("psnode train", [*options]).params)
     if base.plan != BY_RULE:
         raise ConfigurationError("--plan has no meaning in the options of train here, where plans are made: leave it out")
-    topologies = topologies or (base.topology,)
+    topologies = topologies or (COMPARED if base.topology == _ALL else (base.topology,))
     for topology in topologies if groups is not None else ():
         require_central(replace(base, topology=topology), "--groups")
     topologies, refused = possible(base, topologies)

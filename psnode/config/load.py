@@ -17,7 +17,7 @@ from psnode.config.declaration import nearest, read_toml
 from psnode.config.files import read_json
 from psnode.config.names import locate_logger, locate_task
 from psnode.config.plain_json import to_json
-from psnode.config.train_settings import AUTO, BY_RULE, BY_TRIAL, EARLIER_DEFAULTS
+from psnode.config.train_settings import AUTO, BY_RULE, BY_TRIAL, EARLIER_DEFAULTS, UNDECIDED
 from psnode.errors import ConfigurationError
 
 PREFIX = "PSNODE_"
@@ -52,6 +52,8 @@ def load(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | 
     config = Config(**values)
     if config.resume:
         recorded = _recorded(config.directory)
+        if values.get("topology") == UNDECIDED and recorded:
+            values["topology"] = recorded["topology"]  # a resumed run keeps what was decided when it began
         check_trust(config.directory, recorded, values, trusted=config.trust_run)
         directory = config.directory  # its name may contain another scheme than the record, if a plan has chosen the run's scheme
         config = Config(**{**_meant(recorded, values), **values})

@@ -28,6 +28,7 @@ OWN = "task"
 # values of --plan other than a file: the rule of psnode.plans.rule, and the fastest of some schemes in trial steps
 BY_RULE, BY_TRIAL = "rule", "auto"
 SHARDED = "sharded:servers="  # of --topology, before the number of servers
+UNDECIDED = "auto"  # of --topology, until rank 0 has decided at the start of the job
 _MOST_LOCAL = 256  # threads of one process, of which each is a rank
 DEFAULT_EPOCHS = 10  # enough for LeNet to pass 97 % on the embedded digits
 
@@ -275,8 +276,9 @@ class Config:
     topology: str = option(
         "star", "Where gradients are added up and weights updated: star on rank 0; sharded:servers=N a part on rank 0 and on "
         "each of the last N - 1 ranks, which compute no gradients; mesh a part on every worker; mesh:master=auto on rank 0 too; "
-        "gather all on every worker; star:down=tree on rank 0, and workers pass the weights on.",
-        choices=("star", "mesh", "mesh:master=auto", "gather", "star:down=tree"), numbered=(SHARDED,), before="star",
+        "gather all on every worker; star:down=tree on rank 0, and workers pass the weights on; auto the "
+        "topology without further ranks whose step is the shortest, as predicted from measurements at the start.",
+        choices=("star", "mesh", "mesh:master=auto", "gather", "star:down=tree", UNDECIDED), numbered=(SHARDED,), before="star",
         replans=True,
     )  # fmt: skip
     consistency: str = option(
@@ -423,6 +425,10 @@ class Config:
             raise ConfigurationError("--no-decay needs --weight-decay above 0: drop one of the two")
         if self.resume and "init_from" in given:
             raise ConfigurationError("--init-from has no meaning with --resume, which takes the run's own weights: drop one")
+        if self.topology == UNDECIDED and self.plan not in (BY_RULE, BY_TRIAL):
+            raise ConfigurationError(
+                f"--topology {UNDECIDED} has no meaning with --plan FILE, whose plan names one: leave it out"
+            )
         if "tensorboard" in self.log_to and self.tensorboard is False:
             raise ConfigurationError("--log-to tensorboard and --no-tensorboard contradict each other: drop one of the two")
         if self.new_head and (self.init_from is None or self.resume):

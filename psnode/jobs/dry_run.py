@@ -15,7 +15,7 @@ from psnode.config.train_settings import BY_RULE, BY_TRIAL
 from psnode.exchange.expected import step_bytes
 from psnode.exchange.flat_model import describe
 from psnode.exchange.footprint import Use, footprint
-from psnode.exchange.routes.refusals import refuse_other_roots
+from psnode.exchange.routes.refusals import refuse_other_roots, require_decided
 from psnode.exchange.routes.topologies import group_bytes_of, sent_in_a_step
 from psnode.master.start.planned import with_plan
 from psnode.plans.coding import Coding
@@ -33,6 +33,7 @@ def dry_run(config: Config, workers: int) -> str:
     """
     import torch
 
+    require_decided(config, "--dry-run")
     config = with_plan(config)
     scheme = resolve(config)
     task = make_task(config)

@@ -8,12 +8,11 @@ import multiprocessing
 import os
 import shutil
 import signal
-import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import psnode
 from psnode.codecs.registry import load_codec
@@ -33,6 +32,10 @@ from psnode.task import Task
 from psnode.tasks.loading import make_task, passed_task
 from psnode.transport.base import Inbox, Transport
 from psnode.transport.mpi.environment import place
+
+if TYPE_CHECKING:
+    from psnode.master.start.decision import JobHosts
+    from psnode.plans.prediction import Prediction
 
 _LOG = logging.getLogger(__name__)
 
@@ -106,7 +109,7 @@ def _run_local(config: Config, task: Task | None) -> int:
         thread.start()
     with ends[0] as end, signals(end.inbox(TAG)):
         try:
-            return lead(end, config, lambda c: task or make_task(c), hello())
+            return lead(end, config, lambda c: task or make_task(c), hello(), predict=_predicted)
         finally:
             for thread in threads:
                 thread.join(config.pause_deadline)
@@ -146,10 +149,16 @@ def _take_part(transport: Transport, config: Config, task: Task | None) -> int:
     if transport.rank == MASTER:
         from psnode.master import lead
 
-        return lead(transport, config, make, hello())
+        return lead(transport, config, make, hello(), predict=_predicted)
     from psnode.worker import work
 
     return work(transport, config, make, hello(), contextlib.nullcontext())
+
+
+def _predicted(config: Config, task: Task, topologies: Sequence[str], hosts: JobHosts) -> Mapping[str, Prediction]:
+    from psnode.jobs.planning.routing.predicted_topologies import predicted  # slow to import, and few jobs need it
+
+    return predicted(config, task, topologies, hosts)
 
 
 def _leave_at_once(code: int) -> None:
@@ -210,7 +219,10 @@ def signals(inbox: Inbox) -> Iterator[None]:
 
 def hello() -> bytes:
     """Return the message with which this rank introduces itself."""
-    return Hello(socket.gethostname(), os.getpid(), psnode.__version__, source(), usable_cores(), pool()).to_bytes()
+    from psnode.exchange.machine import Machine
+
+    here = Machine.here()
+    return Hello(here.host, os.getpid(), psnode.__version__, source(), here.cores, pool(), here.arithmetic).to_bytes()
 
 
 def stated_threads(config: Config) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from psnode.config import Config
-from psnode.config.train_settings import OWN
+from psnode.config.train_settings import OWN, UNDECIDED
 from psnode.errors import CheckpointError, PsnodeError, StoppedError, in_one_line
 from psnode.exchange import malloc
 from psnode.exchange.compilation import prepare
@@ -43,6 +43,7 @@ from psnode.master.link_bytes import LinkBytes
 from psnode.master.loop import Master
 from psnode.master.recorder import StepRecorder
 from psnode.master.start.agreement import among, require_one_version, threads_of, what_to_send
+from psnode.master.start.decision import Decider, Predict
 from psnode.master.start.planned import planned, with_plan
 from psnode.master.start.resuming import require_same_model, tell_of_another_end, tell_of_another_plan, tell_of_the_start
 from psnode.master.start.startup import gather_ready, job_digest, require_memory, send_start
@@ -73,10 +74,13 @@ from psnode.transport.clock import Clock
 _LOG = logging.getLogger(__name__)
 
 
-def lead(transport: Transport, config: Config, make_task: Callable[[Config], Task], hello: bytes) -> int:
+def lead(
+    transport: Transport, config: Config, make_task: Callable[[Config], Task], hello: bytes, *, predict: Predict | None = None
+) -> int:
     """Run a whole job as its master and return the exit code.
 
-    Raises PsnodeError if the job cannot start or continue, after the workers have been informed.
+    `predict`: predicts the steps among which --topology auto decides. Raises PsnodeError if the job cannot start or continue,
+    after the workers have been informed.
     """
     link = FrameChannel(transport)
     ranks = Layout.of(transport.size, 0).others
@@ -87,7 +91,8 @@ def lead(transport: Transport, config: Config, make_task: Callable[[Config], Tas
             threads = threads_of(greetings, config.threads)
             torch.set_num_threads(threads[MASTER])
             config = replace(config, threads=threads[MASTER])
-            return _lead(link, config, make_task, threads, afterwards)
+            decider = Decider(link, make_task, greetings, threads, predict)
+            return _lead(link, config, make_task, threads, afterwards, decider)
         except (Exception, SystemExit) as error:  # may come from the task, or from a program's own functions
             if isinstance(error, RemoteFailureError):
                 error.show()
@@ -117,6 +122,7 @@ def _lead(
     make_task: Callable[[Config], Task],
     threads: Mapping[int, int],
     afterwards: contextlib.ExitStack,
+    decider: Decider,
 ) -> int:
     layout = Layout.of(len(threads), config.spares, config.servers)
     config.check_workers(layout.workers)
@@ -136,6 +142,8 @@ def _lead(
         refuse_other_roots(run.config, run.scheme.aggregator, downlink=run.scheme.downlink)
         loggers = afterwards.enter_context(Observer(makers, run.path))
         try:
+            if run.config.topology == UNDECIDED:
+                run = decider.decided(run, constrains=task.constrains, events=Events(run.path, loggers.event))
             if run.config.init_from is not None and config.resume and run.resume_point.checkpoint is None:
                 initialise(model, run.config.init_from, new_head=run.config.new_head)
             groups = groups_of(task.parameter_groups(model), model, run.config)

@@ -115,7 +115,7 @@ class Hello(_Message):
     """HELLO: the identity of a rank.
 
     `source`: the digest of the rank's psnode source. `cores`: the number of cores that the rank may use. Ranks with the same
-    `pool` share these cores.
+    `pool` share these cores. `arithmetic`: the rounding of the rank's processor (psnode.exchange.machine).
     """
 
     host: str
@@ -124,6 +124,7 @@ class Hello(_Message):
     source: str
     cores: int = 1
     pool: str = ""
+    arithmetic: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of_any_version(cls, body: Bytes | bytes, source: int) -> Self:

@@ -40,7 +40,7 @@ from psnode.plans.rule import plan_of
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.link_rates import answer
 from psnode.protocol.messages import Ready, Reshard, Setup, Start
-from psnode.protocol.wire import Kind
+from psnode.protocol.wire import Frame, Kind
 from psnode.records import checkpoint, tensorfile
 from psnode.records.timeline import Tracer
 from psnode.task import Data, Task
@@ -86,10 +86,7 @@ class WorkerContext:
 
     def next_start(self) -> Start:
         """Wait for the next PLAN message, answer PROBE frames, and return the message. Later frames carry its job digest."""
-        while (frame := self.link.expect(Kind.PLAN, self.patience, Kind.PROBE, Kind.PING)).kind is not Kind.PLAN:
-            if frame.kind is Kind.PROBE:
-                answer(self.link, frame)
-        start = Start.from_bytes(frame.body, MASTER)
+        start = Start.from_bytes(_awaited(self.link, Kind.PLAN, self.patience).body, MASTER)
         self.link.job = start.job
         return start
 
@@ -263,7 +260,7 @@ def agree(link: FrameChannel, patience: float, make_task: MakeTask, torch_lock: 
 
     `patience`: the longest wait for each message of the master, in seconds. `torch_lock` is held while torch computes.
     """
-    setup = Setup.from_bytes(link.expect(Kind.CONFIG, patience).body, MASTER)
+    setup = Setup.from_bytes(_awaited(link, Kind.CONFIG, patience).body, MASTER)
     config = Config.from_dict(setup.config)
     if config.codec:
         load_codec(config.codec)
@@ -317,6 +314,14 @@ def agree(link: FrameChannel, patience: float, make_task: MakeTask, torch_lock: 
     )  # fmt: skip
     malloc.keep_freed_memory()  # later steps reuse freed memory; memory of the start-up is returned at its end
     return context
+
+
+def _awaited(link: FrameChannel, kind: Kind, patience: float) -> Frame:
+    """Return the next frame of `kind`, and answer PROBE frames until it comes. `patience`: the longest silence, in seconds."""
+    while (frame := link.expect(kind, patience, Kind.PROBE, Kind.PING)).kind is not kind:
+        if frame.kind is Kind.PROBE:
+            answer(link, frame)
+    return frame
 
 
 def _shared(train_dir: Path, mark: str) -> Path | None:

@@ -162,6 +162,7 @@ CONTRADICTIONS = [
     ({"task_option": ("width",)}, "--task-option must be KEY=VALUE, not 'width'"),
     ({"task_option": ("a=1", "a=2")}, "--task-option names a key twice"),
     ({"local": 2, "topology": "sharded:servers=256"}, "workers and servers in one process, not 2 and 255: name fewer"),
+    ({"plan": "plan.json", "topology": "auto"}, "--topology auto has no meaning with --plan FILE, whose plan names one"),
     ({"local": 3, "num_aggregate": 2}, "--num-aggregate must be the number of workers, 3, under bsp, not 2"),
 ]
 
@@ -187,7 +188,7 @@ def test_a_job_needs_a_worker_and_bsp_waits_for_all_of_them() -> None:
     ["net", "sharded", "sharded:servers=", "sharded:servers=0", "sharded:servers=N", "sharded:servers=2x", "mesh:master=2"],
 )
 def test_an_unknown_topology_is_refused_with_a_list_of_all(value: str) -> None:
-    told = r"--topology must be one of star, mesh, mesh:master=auto, gather, star:down=tree, sharded:servers=N, not "
+    told = r"--topology must be one of star, mesh, mesh:master=auto, gather, star:down=tree, auto, sharded:servers=N, not "
     with pytest.raises(ConfigurationError, match=f"^{told}{re.escape(repr(value))}"):
         load({"topology": value}, {})
 
@@ -408,6 +409,17 @@ def test_a_resumed_run_leaves_out_the_size_of_groups_where_it_is_given_groups_wi
     assert load({"resume": True, "train_dir": tmp_path, "group_by": "bytes"}, {}).group_bytes == 1 << 20
     with pytest.raises(ConfigurationError, match="--group-bytes needs --group-by bytes, not model"):
         load({"resume": True, "train_dir": tmp_path, "group_by": "model", "group_bytes": 4096}, {})
+
+
+def test_a_resumed_run_keeps_its_topology_where_it_is_to_be_decided(tmp_path: Path) -> None:
+    again = {"resume": True, "train_dir": tmp_path, "topology": "auto"}
+    assert load(again, {}).topology == "auto"  # the record is on the host of rank 0
+    before = Config(train_dir=tmp_path, topology="sharded:servers=2", group_bytes=70_000)
+    (tmp_path / "config.json").write_text(json.dumps({"config": before.to_dict()}))
+    found = load(again, {})
+    assert (found.topology, found.servers, found.group_bytes) == ("sharded:servers=2", 1, 70_000)
+    assert load({"resume": True, "train_dir": tmp_path}, {"PSNODE_TOPOLOGY": "auto"}).topology == "sharded:servers=2"
+    assert load({"train_dir": tmp_path / "new", "topology": "auto"}, {}).topology == "auto"
 
 
 def test_a_resumed_run_with_another_topology_gets_groups_of_its_own_size_unless_one_is_given(tmp_path: Path) -> None:

@@ -147,6 +147,11 @@ def test_programs_that_know_one_topology_refuse_the_others() -> None:
         ConfigurationError, match=r"^psnode bench peers starts no servers: leave out --topology sharded:servers=2$"
     ):
         require_straight(Config(topology="sharded:servers=2"), "psnode bench peers")
+    with pytest.raises(ConfigurationError, match=r"^psnode bench peers decides on no topology: name one, not --topology auto$"):
+        require_straight(Config(topology="auto"), "psnode bench peers")
+    with pytest.raises(ConfigurationError, match=r"^psnode plan knows --topology star alone$"):
+        require_central(Config(topology="auto"), "psnode plan")
+    refuse_other_roots(Config(topology="auto", spares=1), constrains=True)  # only the decided topology refuses settings
     require_central(Config(topology="sharded:servers=1"), "psnode plan")
     with pytest.raises(ConfigurationError, match=r"^psnode bench peers counts passed-on bytes twice: leave out --topology star:"):
         require_straight(Config(topology="star:down=tree"), "psnode bench peers")

@@ -66,6 +66,7 @@ def test_a_resumed_session_needs_the_workers_that_it_has_now(tmp_path: Path) -> 
         ({"max_step": 3}, r"no setting max_step; did you mean max_steps\?"),
         ({"batch_size": 8}, r"batch_size has no meaning in a session: it is that of the loader"),
         ({"plan": "auto"}, r"plan has no \"auto\" in a session"),
+        ({"topology": "auto"}, 'topology has no "auto" in a session, .*: name a topology'),
         ({"topology": "sharded:servers=2"}, r"topology has no sharded:servers=2 in a session"),
         ({"local": 2}, r"local has no meaning in a session: start the program with mpirun"),
         ({"network": "FC"}, r"network has no meaning"),

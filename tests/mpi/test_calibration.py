@@ -145,3 +145,24 @@ def test_a_scheme_chosen_by_trial_is_recorded_and_trains_as_if_it_had_been_named
     summary = json.loads((auto / "summary.json").read_bytes())
     assert summary["prediction"]["step"] == record["prediction"]["step"]
     assert json.loads((auto / "config.json").read_bytes())["links"] == record["links"]
+
+
+def test_a_job_decides_on_its_topology_and_trains_as_if_it_had_been_named(mpirun: Any, tmp_path: Path) -> None:
+    flags = ["--max-steps", 3, "--threads", 1, "--no-tensorboard", "--scheme", "qsgd", "--train-dir", tmp_path / "auto"]
+    done = mpirun(4, ["-m", "psnode", "train", "--topology", "auto", *flags])
+    assert done.code == 0, done
+    saved = json.loads((tmp_path / "auto" / "config.json").read_bytes())
+    topology, links = saved["config"]["topology"], saved["links"]
+    assert topology != "auto"
+    assert min(links["up"], links["down"]) > 0
+    found, rates = [json.loads(line)["reason"] for line in (tmp_path / "auto" / "events.jsonl").read_text().splitlines()]
+    assert re.match(rf"topology {re.escape(topology)}: a step is to take [\d,.]+ m?s", found)
+    assert "under star" in found or topology == "star"
+    assert rates.startswith("the master's link: ")
+    assert saved["prediction"]["workers"] == 3
+
+    named = Config(
+        train_dir=tmp_path / "named", max_steps=3, threads=1, tensorboard=False, scheme="qsgd", local=3, topology=topology
+    )
+    assert run(named) == 0
+    assert contents(tmp_path / "auto", 3) == contents(tmp_path / "named", 3)

@@ -15,6 +15,7 @@ READY = Ready([["w", [2, 3]]], [["w", 0.1]], 10, True, host="a", cores=2, arithm
 MESSAGES = [
     Hello("host", 1, "0.1", "ab12cd34"),
     Hello("host", 1, "0.1", "ab12cd34", 8, "5e9f"),
+    Hello("host", 1, "0.1", "ab12cd34", 8, "5e9f", {"fma": True, "aten": "AVX2"}),
     Setup({"lr": 0.1}, {"name": "dense"}, "runs/x", "mark"),
     READY,
     Start({"tensors": []}, 2**64 - 1, 0, 10, 5, None, False, True),

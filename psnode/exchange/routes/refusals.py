@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from psnode.config import Config
 from psnode.config.effects import AUTO, CLIPPED
 from psnode.config.names import DENSE
-from psnode.config.train_settings import BY_TRIAL
+from psnode.config.train_settings import BY_TRIAL, UNDECIDED
 from psnode.errors import ConfigurationError
 from psnode.exchange.routes.topologies import are_parts, is_central, is_plain, shares_of
 from psnode.exchange.shard.consistency import waits_for_all
@@ -24,10 +25,32 @@ def require_straight(config: Config, program: str) -> None:
 
     `program` starts only one rank in addition to the workers, and would count forwarded weights twice.
     """
+    require_decided(config, program)
     if config.servers:
         raise ConfigurationError(f"{program} starts no servers: leave out --topology {config.topology}")
     if is_central(config.topology) and not is_plain(config.topology):
         raise ConfigurationError(f"{program} counts passed-on bytes twice: leave out --topology {config.topology}")
+
+
+def require_decided(config: Config, program: str) -> None:
+    """Raise ConfigurationError if the topology is decided only at the start of a job, which `program` does not do."""
+    if config.topology == UNDECIDED:
+        raise ConfigurationError(f"{program} decides on no topology: name one, not --topology {UNDECIDED}")
+
+
+def accepted(config: Config, topologies: Sequence[str], refuse: Callable[[Config], None]) -> tuple[list[str], list[str]]:
+    """Return the topologies under which `refuse` accepts `config`, and the error lines for all others.
+
+    `refuse`: raises ConfigurationError for the configuration under a topology that cannot be used.
+    """
+    found, refused = list[str](), list[str]()
+    for topology in topologies:
+        try:
+            refuse(replace(config, topology=topology))
+            found.append(topology)
+        except ConfigurationError as error:
+            refused.append(str(error))
+    return found, refused
 
 
 def refuse_other_roots(config: Config, aggregator: str = "", *, constrains: bool = False, downlink: str = DENSE) -> None:
@@ -45,7 +68,7 @@ def refuse_other_roots(config: Config, aggregator: str = "", *, constrains: bool
 
 def _reasons(config: Config, aggregator: str, *, constrains: bool) -> Mapping[str, tuple[bool, str]]:
     """Return, by setting, True if the configuration has the setting, and the reason why the topology refuses it."""
-    if is_plain(config.topology):
+    if is_plain(config.topology) or config.topology == UNDECIDED:
         return {}
     if is_central(config.topology):
         return _reasons_of_passed_on(config)

@@ -13,7 +13,7 @@ from psnode.config.declaration import nearest
 from psnode.config.load import load
 from psnode.config.names import PASSED
 from psnode.config.schedules import OWN
-from psnode.config.train_settings import BY_RULE, BY_TRIAL
+from psnode.config.train_settings import BY_RULE, BY_TRIAL, UNDECIDED
 from psnode.errors import ConfigurationError
 from psnode.exchange.routes.topologies import is_central
 from psnode.jobs.job import stated_threads
@@ -118,6 +118,10 @@ def configured(model: torch.nn.Module, given: Mapping[str, Any], here: WorldRank
         raise ConfigurationError(
             f'plan has no "{BY_TRIAL}" in a session, whose trial steps only the program could take: name a file that '
             "psnode plan or psnode.plan saved"
+        )
+    if config.topology == UNDECIDED:
+        raise ConfigurationError(
+            f'topology has no "{UNDECIDED}" in a session, whose steps only the program could measure: name a topology'
         )
     if config.servers:
         raise ConfigurationError(

@@ -13,7 +13,7 @@ import torch
 from psnode.config import Config
 from psnode.config.amounts import milliseconds
 from psnode.config.schemes import SETTINGS
-from psnode.config.train_settings import BY_RULE, BY_TRIAL
+from psnode.config.train_settings import BY_RULE, BY_TRIAL, UNDECIDED
 from psnode.errors import ConfigurationError, StoppedError
 from psnode.exchange.compilation import prepare
 from psnode.exchange.expected import step_bytes
@@ -44,8 +44,11 @@ from psnode.records.directory import RunDirectory, saved_config
 def with_plan(config: Config) -> Config:
     """Return `config` with the settings of its plan: the recorded settings of a resumed run, or those in the file of --plan.
 
-    Raises ConfigurationError if there is no such file, or if it contradicts other settings.
+    A resumed run also keeps its topology if the topology is to be decided. Raises ConfigurationError if there is no such file, or
+    if it contradicts other settings.
     """
+    if config.resume and config.topology == UNDECIDED:
+        config = replace(config, topology=saved_config(config.directory.resolve()).topology)
     if config.plan == BY_RULE:
         return config
     if config.resume and (earlier := saved_config(config.directory.resolve())).plan == config.plan:
@@ -78,7 +81,8 @@ def planned(
         steps=dealing.last_step, epoch=dealing.epochs.steps, lr=dealing.schedule(0),
         tell=lambda reason: events.tell("calibrated", 0, reason=reason),
     )  # fmt: skip
-    if size not in (run.config.group_bytes, DEFAULT_GROUP_BYTES):  # the scheme was tried with groups of another size
+    tried = run.config.plan == BY_TRIAL  # with groups of the usual size
+    if tried and size not in (run.config.group_bytes, DEFAULT_GROUP_BYTES):
         run = replace(run, prediction=None)
     run = replace(run, config=replace(run.config, group_bytes=size))
     return run, plan_for(ready[min(ready)], run.scheme, run.config)

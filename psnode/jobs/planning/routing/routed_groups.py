@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from psnode.config import Config
 from psnode.config.names import DENSE
 from psnode.errors import ConfigurationError
-from psnode.exchange.routes.refusals import refuse_other_roots
+from psnode.exchange.routes.refusals import accepted, refuse_other_roots
 from psnode.exchange.routes.route import Route
 from psnode.exchange.routes.topologies import group_bytes_of, routes_of
 from psnode.jobs.planning.profile import GroupCosts, Profile, SchemeCosts
@@ -74,15 +75,9 @@ def possible(config: Config, topologies: Sequence[str]) -> tuple[list[str], list
 
     If there is only one topology and it is refused, ConfigurationError is raised.
     """
-    found, refused = list[str](), list[str]()
-    for topology in topologies:
-        try:
-            refuse_other_roots(replace(config, topology=topology), downlink=config.downlink or DENSE)
-            found.append(topology)
-        except ConfigurationError as error:
-            if len(topologies) == 1:
-                raise
-            refused.append(str(error))
+    found, refused = accepted(config, topologies, partial(refuse_other_roots, downlink=config.downlink or DENSE))
+    if len(topologies) == 1 and refused:
+        raise ConfigurationError(refused[0])
     return found, refused
 
 
