@@ -12,6 +12,7 @@ from psnode.cli import main
 from psnode.config import Config
 from psnode.errors import ConfigurationError
 from psnode.exchange.routes.topologies import COMPARED
+from psnode.jobs.planning import profiling
 from psnode.jobs.planning.forecast import forecasts
 from psnode.jobs.planning.profile import Profile
 from psnode.jobs.planning.routing.routed_groups import possible
@@ -40,6 +41,17 @@ def test_auto_has_a_row_for_every_scheme_and_topology_and_others_have_one(
     assert any(line.startswith("-> qsgd takes ") and " of psnode train; " in line for line in lines)
     assert main([*asked, "--topology", "mesh"]) == 0
     assert "3 workers, 1mbit, --topology mesh" in capsys.readouterr().out.splitlines()
+
+
+def test_auto_in_the_options_of_train_compares_what_a_job_would_compare(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["plan", "-n", "2", "--rate", "1mbit", "--scheme", "qsgd", "--json", "--", "--topology", "auto", "--spares", "1"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(profiling, "measure", lambda *_, **__: profile())
+        assert main(asked) == 0
+    told = capsys.readouterr()
+    rows = json.loads(told.out)["results"][0]["rows"]
+    assert {row["topology"] for row in rows if not row["peer"]} == {"star", "star:down=tree"}
+    assert "note: left out: --spares" in told.err
 
 
 @pytest.mark.parametrize(
