@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,24 +13,40 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import xxhash
 
+from psnode.codecs.device.cupy.row_kernels import standalone
 from psnode.codecs.rows.cuda.text import HEADERS
 from psnode.codecs.rows.formula import FIRST_SUM
 
 GXX = shutil.which("g++")
+KEPT = Path(__file__).parents[2] / ".cache" / "kernels"  # libraries, for all processes of tests
 FLAGS = ["-std=c++17", "-O0", "-fwrapv", "-ffp-contract=off", "-fPIC", "-shared", "-Wno-psabi", "-Wno-ignored-attributes"]
 
 
 @functools.cache
+def compiler() -> bytes:
+    """Return what a library depends on besides its text: the version of g++, its options, and the header that stays apart."""
+    version = subprocess.run([str(GXX), "-v"], capture_output=True, check=True).stderr
+    return version + " ".join(FLAGS).encode() + (HEADERS / "host.h").read_bytes()
+
+
+@functools.cache
 def library_of(text: str) -> bytes:
-    """Build the kernels in `text`, once per process of tests, and return the library's file."""
-    with TemporaryDirectory() as folder:
+    """Return the file of the library of the kernels in `text`. It is built unless an earlier process has built it."""
+    whole = standalone(text)
+    kept = KEPT / f"{xxhash.xxh3_128_hexdigest(compiler() + whole.encode())}.so"
+    with contextlib.suppress(FileNotFoundError):
+        return kept.read_bytes()
+    KEPT.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=KEPT) as folder:
         source, library = Path(folder, "kernels.cpp"), Path(folder, "kernels.so")
-        source.write_text(text)
+        source.write_text(whole)
         command = [str(GXX), *FLAGS, f"-I{HEADERS}", str(source), "-o", str(library)]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[:3000]
-        return library.read_bytes()
+        os.replace(library, kept)  # whole at any moment
+    return kept.read_bytes()
 
 
 @functools.cache
