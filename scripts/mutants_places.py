@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import functools
 import random
 import re
 from collections.abc import Sequence
@@ -205,7 +206,13 @@ def candidates(root: Path, area: str) -> list[Mutant]:
     """Return all mutants of an area, file by file."""
     place = root / area
     files = [place] if place.is_file() else sorted(place.rglob("*.py"))
-    return [mutant for path in files for mutant in Places(path.relative_to(root).as_posix(), path.read_bytes()).found]
+    return [mutant for path in files for mutant in places(path.relative_to(root).as_posix(), path.read_bytes())]
+
+
+@functools.cache
+def places(path: str, source: bytes) -> tuple[Mutant, ...]:
+    """Return the mutants of the file `path` with the content `source`."""
+    return tuple(Places(path, source).found)
 
 
 def draw(root: Path, areas: Sequence[str], seed: int, count: int) -> list[Mutant]:
