@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.forking import FORKING
+
 ROOT = Path(__file__).resolve().parents[2]
 LENET = ["train", "--local", "1", "--network", "LeNet", "--dataset", "synthetic", "--scheme", "dense", "--batch-size", "8"]
 
@@ -21,9 +23,9 @@ def closed_pipe() -> int:
 
 
 def ended(arguments: list[str], folder: Path, out: int, err: int, *python: str) -> tuple[int, str]:
-    """Run a command with these streams, and return its exit code and standard error."""
+    """Run a command with these streams; return its exit code and standard error. `python`: an interpreter and its options."""
     done = subprocess.run(
-        [sys.executable, *python, "-m", "psnode", *arguments],
+        [*(python or [sys.executable]), "-m", "psnode", *arguments],
         cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdin=subprocess.DEVNULL, stdout=out, stderr=err, text=True,
         timeout=300, check=False,
     )  # fmt: skip
@@ -31,7 +33,7 @@ def ended(arguments: list[str], folder: Path, out: int, err: int, *python: str) 
     return done.returncode, done.stderr or ""
 
 
-@pytest.mark.parametrize("python", [[], ["-u"]], ids=["buffered", "unbuffered"])
+@pytest.mark.parametrize("python", [[sys.executable], [sys.executable, "-u"]], ids=["buffered", "unbuffered"])
 @pytest.mark.parametrize("arguments", [["codecs"], ["codecs", "--json"], ["--help"]], ids=" ".join)
 def test_a_command_whose_reader_has_gone_ends_like_one_that_sigpipe_ended(
     tmp_path: Path, arguments: list[str], python: list[str]
@@ -55,14 +57,33 @@ def test_a_command_without_standard_streams_ends_well(tmp_path: Path) -> None:
 def test_a_training_whose_output_and_error_are_lost_takes_all_steps(tmp_path: Path, full: bool) -> None:
     out, err = (os.open("/dev/full", os.O_WRONLY) if full else closed_pipe() for _ in range(2))
     flags = ["--max-steps", "20", "--log-interval", "1", "--train-dir", "run"]
-    assert ended([*LENET, *flags], tmp_path, out, err)[0] == 0
+    assert ended([*LENET, *flags], tmp_path, out, err, FORKING.python())[0] == 0
     os.close(err)
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 20
     assert (tmp_path / "run" / "checkpoints" / "step-00000020").is_dir()
 
 
+# The commands in one terminal after another, each in a fork, since importing torch takes most of the time. `reconfigure` makes
+# the streams what PYTHONIOENCODING makes them.
 PROGRAM = r"""
-import logging
+import logging, os, sys
+from pathlib import Path
+from tests.forking.server import import_all
+import_all()
+for terminal in sys.argv[1:]:
+    if not (fork := os.fork()):
+        break
+    assert os.waitpid(fork, 0)[1] == 0, terminal
+else:
+    sys.exit()
+encoding, _, errors = terminal.partition(":")
+os.mkdir(encoding)
+os.chdir(encoding)
+for number, name in ((1, "out"), (2, "err")):
+    os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT), number)
+sys.stdout.reconfigure(encoding=encoding, errors=errors or "strict")
+sys.stderr.reconfigure(encoding=encoding)
+
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn
 from psnode.cli import main
@@ -91,17 +112,27 @@ for name in ("stdout", "stderr"):
 """
 
 
-@pytest.mark.parametrize(("encoding", "size"), [("ascii:strict", "Grosse-~x"), ("latin-1", "Größe-~×"), ("cp1252", "Größe–…×")])
-def test_a_terminal_that_is_not_utf_8_gets_plain_characters_from_every_command(tmp_path: Path, encoding: str, size: str) -> None:
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": encoding, "COLUMNS": "70"}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], cwd=tmp_path, env=environ, capture_output=True, timeout=300, check=False
-    )
-    out, err = (text.decode(encoding.partition(":")[0]) for text in (done.stdout, done.stderr))
-    assert done.returncode == 0, err
+SIZES = {"ascii:strict": "Grosse-~x", "latin-1": "Größe-~×", "cp1252": "Größe–…×"}
+
+
+@pytest.fixture(scope="module")
+def terminals(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the output of all commands, in a folder per encoding."""
+    folder = tmp_path_factory.mktemp("terminals")
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "70"}
+    command = [sys.executable, "-c", PROGRAM, *SIZES]
+    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr + "".join(path.read_text(errors="replace") for path in folder.glob("*/err"))
+    return folder
+
+
+@pytest.mark.parametrize(("encoding", "size"), SIZES.items())
+def test_a_terminal_that_is_not_utf_8_gets_plain_characters_from_every_command(terminals: Path, encoding: str, size: str) -> None:
+    folder = terminals / encoding.partition(":")[0]
+    out, err = ((folder / name).read_bytes().decode(folder.name) for name in ("out", "err"))
     assert "Traceback" not in out + err
     assert {letter for letter in out + err if not letter.isascii()} <= {*size, "–"} - ({"–"} if "–" not in size else set())
     assert "?" not in (out + err).replace("\x1b[?25", "")  # except in the codes that hide and show the cursor
     assert (out + err).lower().count(size.lower()) >= 7
     assert f"psnode: {size} |-/# \\xe9" in err
-    assert "–" in (tmp_path / "bericht.html").read_text(encoding="utf-8")
+    assert "–" in (folder / "bericht.html").read_text(encoding="utf-8")
