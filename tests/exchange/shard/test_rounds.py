@@ -91,12 +91,18 @@ def histories(workers: int, groups: int, rule: Rule, length: int, extra: str = "
     while stack:
         events = stack.pop()
         world = replay(events)
-        yield world
-        if len(events) < length:
+        while True:
+            yield world
+            if len(events) == length:
+                break
             options = world.events()
             if extra and all(event[0] != extra for event in events) and (extra == "lose" or world.unsent[1]):
                 options.append((extra, 1, 0))
-            stack.extend([*events, option] for option in options)
+            if not options:
+                break
+            stack.extend([*events, option] for option in options[:-1])
+            events = [*events, options[-1]]
+            world.happen(options[-1])  # the last branch goes on in the same world; only the others are replayed
 
 
 RULES = [
