@@ -52,7 +52,7 @@ def by_bisection(x: np.ndarray, budget: float) -> np.ndarray:
     low, high = 0.0, 1.0 / lam[lam > 0].min()
     for _ in range(2000):
         middle = math.sqrt(low * high) if low else high / 1e6
-        if math.fsum(np.minimum(1.0, middle * lam)) < budget:
+        if np.minimum(1.0, middle * lam).sum() < budget:  # pairwise, so rounded by about 1e-15
             low = middle
         else:
             high = middle
