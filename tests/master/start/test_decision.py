@@ -104,20 +104,21 @@ def test_one_line_has_the_decided_topology_and_the_steps(tmp_path: Path, monkeyp
     assert capsys.readouterr().err.count(line) == 1
 
 
+@pytest.mark.parametrize("topology", ["mesh", "gather"])
 def test_a_resumed_run_keeps_the_decided_topology_unless_another_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    topology: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job, "_predicted", of("mesh"))
+    monkeypatch.setattr(job, "_predicted", of(topology))
     trained(tmp_path / "run", 2, "auto")
-    trained(tmp_path / "whole", 4, "mesh")
+    trained(tmp_path / "whole", 4, topology)
     monkeypatch.setattr(job, "_predicted", nothing)
     trained(tmp_path / "run", 4, "auto", resume=True)
-    assert recorded(tmp_path / "run")["config"]["topology"] == "mesh"
+    assert recorded(tmp_path / "run")["config"]["topology"] == topology
     assert recorded(tmp_path / "run")["prediction"]["step"] == 1.0
     assert contents(tmp_path / "run", 4) == contents(tmp_path / "whole", 4)
     trained(tmp_path / "run", 5, "star", resume=True)
     assert recorded(tmp_path / "run")["config"]["topology"] == "star"
-    assert "prediction" not in recorded(tmp_path / "run")  # it was that of a mesh
+    assert "prediction" not in recorded(tmp_path / "run")  # it was that of another topology
 
 
 class Decisions:
