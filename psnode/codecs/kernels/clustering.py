@@ -15,6 +15,9 @@ from psnode.codecs.kernels.jit import inlined, kernel
 
 _SWEEPS = 100
 _TERMS = 27
+_SQUARINGS = 12
+_HALVINGS = 60
+_LARGEST = 600.0
 
 
 @inlined
@@ -152,3 +155,34 @@ def settle(values: Float64s, counts: Float64s, sums: Float64s, penalty: float, s
         if not moved:
             break
     return used
+
+
+@inlined
+def _decay(r: float) -> float:
+    """Return exp(-r) for r in 0 .. 600: the power series at r / 2^12, squared 12 times."""
+    x = r / 4096.0
+    result = 1.0 - x * (1.0 - x / 2.0 * (1.0 - x / 3.0 * (1.0 - x / 4.0 * (1.0 - x / 5.0))))
+    for _ in range(_SQUARINGS):
+        result *= result
+    return result
+
+
+@kernel
+def bucket_sizes(counts: Float64s, variances: Float64s, mu: float, sizes: Float64s) -> None:
+    """Write n / r with s g(r) = mu for clusters of n values of variance s, by bisection of r in 0 .. 600; 0 where s <= mu.
+
+    g(r) = 1 - (1 + r) exp(-r), as in psnode.codecs.sketches.budget.
+    """
+    for k in range(counts.size):
+        sizes[k] = 0.0
+        if variances[k] > mu:
+            target = mu / variances[k]
+            low = 0.0
+            high = _LARGEST
+            for _ in range(_HALVINGS):
+                middle = (low + high) / 2.0
+                if 1.0 - (1.0 + middle) * _decay(middle) > target:
+                    high = middle
+                else:
+                    low = middle
+            sizes[k] = counts[k] / max(high, 1.0)
