@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _NO_RATE = "none"
 # settings of train that apply to a simulated job
-_RULES = ("consistency", "num_aggregate", "staleness", "aggregate_order", "deadline", "pause_deadline", "min_workers")
+_RULES = ("topology", "consistency", "num_aggregate", "staleness", "aggregate_order", "deadline", "pause_deadline", "min_workers")
 _MOST_EVENTS = 20  # maximum number of printed events
 
 
@@ -44,7 +44,7 @@ def _with_rules(command: Callable[..., int]) -> Callable[..., int]:
 @click.option(
     "--round-trip", type=FiniteRange(0), default=0.2, show_default=True, metavar="MS", help="Round trip of a message in ms."
 )
-@click.option("--cores", type=click.IntRange(1), help="Cores of the master's host.  [default: those of the measured host]")
+@click.option("--cores", type=click.IntRange(1), help="Cores of every host.  [default: those of the measured host]")
 @click.option(
     "--jitter", type=FiniteRange(0), default=0.0, show_default=True, metavar="SIGMA",
     help="Standard deviation of the logarithm of a pass's duration, which is log-normal.",
@@ -67,9 +67,9 @@ def _with_rules(command: Callable[..., int]) -> Callable[..., int]:
 def simulate(profile: Path, workers: int, rate: str, scheme: str, steps: int, **given: Any) -> int:
     """Simulate a job of P workers in virtual time, from a profile that `psnode plan --save-profile` has written.
 
-    The consistency rule and the membership are those of a real job. The durations of passes, coding and messages come from the
-    profile. The output shows step times, the staleness of gradients, and the bytes on links. Workers may be unequally fast,
-    pause, or die.
+    The routes, the consistency rule and the membership are those of a real job. The durations of passes, coding and messages come
+    from the profile. The output shows step times, the staleness of gradients, and the bytes on links. Workers may be unequally
+    fast, pause, or die.
 
     psnode simulate --profile runs/profile.json -n 64 --rate 10gbit --scheme topk --consistency asp
     """
@@ -77,7 +77,7 @@ def simulate(profile: Path, workers: int, rate: str, scheme: str, steps: int, **
     from psnode.jobs.planning.profile import Profile
     from psnode.jobs.planning.scenario import Scenario
     from psnode.jobs.simulating.disturbances import Death, Spread, Standstill, durations_of
-    from psnode.jobs.simulating.simulated_job import Disturbances, simulate_job
+    from psnode.jobs.simulating.simulated_job import Disturbances, groups_of, simulate_job
     from psnode.jobs.simulating.simulated_records import write_records
 
     found = Profile.load(profile)
@@ -100,7 +100,9 @@ def simulate(profile: Path, workers: int, rate: str, scheme: str, steps: int, **
         [Death.of(text) for text in given["kills"]],
         given["detection"],
     )
-    job = simulate_job(found, found.schemes[scheme], scenario, load(rules, {}), steps, disturbances, timeline=given["timeline"])
+    config = load(rules, {})
+    groups = groups_of(found, scheme, config, workers)
+    job = simulate_job(found, groups, scenario, config, steps, disturbances, timeline=given["timeline"])
     asked = {
         "model": found.model, "workers": workers, "rate": rate, "scheme": scheme, "steps": steps, **rules,
         **{name: given[name] for name in ("round_trip", "jitter", "seed", "stops", "kills", "detection")},
@@ -111,6 +113,8 @@ def simulate(profile: Path, workers: int, rate: str, scheme: str, steps: int, **
         click.echo(to_json({**asked, **_facts(job)}, indent=2))
     else:
         _show(asked, job)
+    if job.failure is not None:
+        raise job.failure
     return 0
 
 
@@ -138,7 +142,8 @@ def _staleness(version: int, added: Sequence[Sequence[Any]]) -> dict[int, int]:
 
 
 def _show(asked: dict[str, Any], job: SimulatedJob) -> None:
-    click.echo(f"{asked['model']}, {asked['scheme']}: {counted(job.workers, 'worker')}, links of {asked['rate']}")
+    under = f", --topology {asked['topology']}" if "topology" in asked else ""
+    click.echo(f"{asked['model']}, {asked['scheme']}{under}: {counted(job.workers, 'worker')}, links of {asked['rate']}")
     times, ended = job.step_times, "" if job.stop_reason is None else f", then the job ended: {job.stop_reason}"
     click.echo(f"{counted(len(times), 'step')} in {duration(job.seconds)}{ended}")
     if times:
@@ -148,8 +153,12 @@ def _show(asked: dict[str, Any], job: SimulatedJob) -> None:
         click.echo(f"workers in a version: {contributing:.1f}; frames dropped: {job.dropped:,}")
         click.echo(f"staleness of gradients: {_shares(job.staleness)}")
     click.echo(f"the master's link: {amount(job.received[0])} in, {amount(job.sent[0])} out")
-    most = max(range(1, job.workers + 1), key=lambda rank: job.sent[rank] + job.received[rank])
-    click.echo(f"the busiest worker's link, of rank {most}: {amount(job.received[most])} in, {amount(job.sent[most])} out")
+    for role, ranks in (("worker", range(1, job.workers + 1)), ("server", range(job.workers + 1, len(job.sent)))):
+        most = max(ranks, key=lambda rank: job.sent[rank] + job.received[rank], default=None)
+        if most is not None:
+            click.echo(
+                f"the busiest {role}'s link, of rank {most}: {amount(job.received[most])} in, {amount(job.sent[most])} out"
+            )
     for event in job.events[:_MOST_EVENTS]:
         who = "" if event["rank"] is None else f"rank {event['rank']} "
         click.echo(f"  at {event['time']:.3f} s, step {event['step']}: {who}{event['event']} {event['reason']}".rstrip())

@@ -6,7 +6,7 @@ gets the routes that have its rank as a root.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -127,3 +127,13 @@ class PassedOnRoute(Route):
 
     def _place(self, rank: int) -> int | None:
         return self.passing.index(rank) if rank in self.passing else None
+
+
+def have_copies(routes: Iterable[Route]) -> bool:
+    """Return True if several ranks update the weights of the same group, each for itself."""
+    return any(len(route.roots) > 1 for route in routes)
+
+
+def need_all(routes: Sequence[Route]) -> bool:
+    """Return True if readers have parts of the weights that no other rank has. A job cannot go on without such readers."""
+    return not have_copies(routes) and any(root in route.readers for route in routes for root in route.roots)

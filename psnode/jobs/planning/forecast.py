@@ -101,7 +101,7 @@ def _of_scheme(profile: Profile, name: str, scenario: Scenario, topology: str) -
     else:
         groups = routed(profile, name, topology, scenario.workers)
         costs, routes = groups.costs, groups.routes
-        if (frames := scenario.workers * sum(len(route.roots) for route in routes)) > _MOST_FRAMES:
+        if (frames := groups.frames) > _MOST_FRAMES:
             raise _TooLargeError(
                 f"a step of {counted(frames, 'frame')} with gradients takes too long to predict under --topology {topology}: ask "
                 "for fewer workers"

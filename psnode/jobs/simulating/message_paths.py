@@ -1,81 +1,126 @@
-"""The path of messages between the master and its workers in virtual time: threads that send and receive, links, and delays."""
+"""The paths of messages between ranks in virtual time: threads that send and receive, links, and delays."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from psnode.jobs.planning.profile import HostCosts
 from psnode.jobs.planning.scenario import GOODPUT, Scenario
 from psnode.jobs.simulating.event_loop import EventLoop
-from psnode.jobs.simulating.shared_link import SharedLink
+from psnode.jobs.simulating.host_cores import Cores, FreeThread, SharingThread
+from psnode.jobs.simulating.paired_links import HubLinks, LinksOfRanks, PairedLinks
 from psnode.plans.roles import MASTER
+
+
+@dataclass(slots=True)
+class _MovingFrame:
+    """A message on its way. `parts`: the number of links and threads that have not finished with it; `taken`: the last end."""
+
+    parts: int
+    taken: float
+    call: Callable[..., object]
+    arguments: tuple[object, ...]
 
 
 class MessagePaths:
     """Messages of a job. `sent`, `received`: by rank, the bytes of all group frames that were handed to the rank's link.
 
-    The links of all hosts have the same rate, and a worker's frames follow each other. So only the master's link determines the
-    speed of frames. At each end, a frame also takes time of the thread that calls MPI, in the order of the frames. A frame
-    arrives half a round trip after the link and both threads have finished with it.
+    The links of all hosts have the same rate. At each end, a frame also takes time of the thread that calls MPI, in the order of
+    the frames. A frame arrives half a round trip after the links and both threads have finished with it. A frame from a rank to
+    itself arrives immediately and is not counted.
+
+    `ranks`: number of ranks, by default the workers and the master. `crossing`: True if ranks other than the master exchange
+    frames with each other. Otherwise a worker's frames follow each other, so that only the master's link determines their speed.
+    `cores`: by rank, the cores that the rank's thread shares with other threads; the threads of all other ranks never wait.
     """
 
-    def __init__(self, loop: EventLoop, scenario: Scenario, host: HostCosts) -> None:
+    def __init__(
+        self, loop: EventLoop, scenario: Scenario, host: HostCosts, *, ranks: int | None = None, crossing: bool = False,
+        cores: Mapping[int, Cores] | None = None,
+    ) -> None:  # fmt: skip
         self._loop, self._host = loop, host
         self._half_trip = scenario.round_trip / 2
         capacity = None if scenario.rate is None else scenario.rate / 8 * GOODPUT
-        weights = {
-            rank: 1.0 + scenario.uneven * (2 * rank / scenario.workers - 1) for rank in range(1, scenario.workers + 1)
-        }  # weights as in psnode.jobs.planning.scenario.HostModels
-        self._inward, self._outward = SharedLink(loop, capacity, weights), SharedLink(loop, capacity, weights)
-        self._free = [0.0] * (scenario.workers + 1)  # the time at which each rank's MPI thread is free
-        self.sent, self.received = [0] * (scenario.workers + 1), [0] * (scenario.workers + 1)
+        count = scenario.workers + 1 if ranks is None else ranks
+
+        def weight(source: int, target: int) -> float:
+            """Return the weight of a connection as in psnode.jobs.planning.scenario.HostModels."""
+            return 1.0 + scenario.uneven * (2 * max(source, target) / (count - 1) - 1)
+
+        self._links: LinksOfRanks
+        if crossing:
+            self._links = PairedLinks(loop, capacity, count, weight)
+        else:
+            self._links = HubLinks(loop, capacity, {rank: weight(MASTER, rank) for rank in range(1, count)})
+        self._sharing = {rank: SharingThread(shared) for rank, shared in (cores or {}).items()}
+        self._threads = [FreeThread(loop) for _ in range(count)]
+        self.sent, self.received = [0] * count, [0] * count
         self._cut: set[int] = set()
-        self._latest: dict[tuple[int, bool], float] = {}  # by worker and direction, the arrival of the last frame
+        self._ways: dict[tuple[int, int], deque[_MovingFrame]] = defaultdict(deque)
+        self._latest: dict[tuple[int, int], float] = {}  # by source and target, the arrival of the last frame
 
-    def up(self, rank: int, nbytes: int, call: Callable[..., object], *arguments: object) -> None:
-        """Send a worker's frame to the master, and call a function when the frame arrives."""
-        self._transfer(rank, MASTER, nbytes)
-        taken = self._threads(rank, MASTER, nbytes)
-        self._inward.send(rank, nbytes, self._arrive, (rank, True), taken, call, arguments)
+    def up(self, rank: int, nbytes: int, call: Callable[..., object], *arguments: object, to: int = MASTER) -> int:
+        """Send a worker's frame to the rank `to`, and call a function when the frame arrives.
 
-    def down(self, rank: int, nbytes: int, call: Callable[..., object], *arguments: object) -> int:
-        """Send a frame of the master to a worker, and call a function when the frame arrives.
-
-        Returns the bytes sent, which are 0 if the worker is gone.
+        Returns the bytes sent, which are 0 if one of the ranks is gone, and for a frame from a rank to itself.
         """
-        if rank in self._cut:
-            return 0
-        self._transfer(MASTER, rank, nbytes)
-        taken = self._threads(MASTER, rank, nbytes)
-        self._outward.send(rank, nbytes, self._arrive, (rank, False), taken, call, arguments)
-        return nbytes
+        return self._send(rank, to, nbytes, call, arguments)
+
+    def down(self, rank: int, nbytes: int, call: Callable[..., object], *arguments: object, source: int = MASTER) -> int:
+        """Send a frame of `source` to a worker, and call a function when the frame arrives. Returns the bytes sent, as `up`."""
+        return self._send(source, rank, nbytes, call, arguments)
 
     def tell(self, rank: int, call: Callable[..., object], *arguments: object) -> None:
-        """Send a control message to a worker, without bytes or costs, after all earlier frames."""
-        self._outward.send(rank, 0, self._arrive, (rank, False), 0.0, call, arguments)
+        """Send a control message to a rank, without bytes or costs, after all earlier frames of the master."""
+        self._control(MASTER, rank, call, arguments)
 
     def answer(self, rank: int, time: float, call: Callable[..., object], *arguments: object) -> None:
-        """Send a worker's control message to the master at `time`, without bytes or costs, after the worker's earlier frames."""
-        self._loop.at(time, self._inward.send, rank, 0, self._arrive, (rank, True), 0.0, call, arguments)
+        """Send a control message of a rank to the master at `time`, without bytes or costs, after the rank's earlier frames."""
+        self._loop.at(time, self._control, rank, MASTER, call, arguments)
 
-    def cut(self, rank: int) -> None:
-        """Discard all messages from and to `rank` that have not passed the master's link."""
-        self._cut.add(rank)
-        self._inward.cut(rank)
-        self._outward.cut(rank)
-
-    def _transfer(self, source: int, target: int, nbytes: int) -> None:
+    def count(self, source: int, target: int, nbytes: int) -> int:
+        """Count the bytes of a frame on the links of both ranks, and return them."""
         self.sent[source] += nbytes
         self.received[target] += nbytes
+        return nbytes
 
-    def _threads(self, source: int, target: int, nbytes: int) -> float:
-        """Return the time at which the MPI threads of both ends have finished with a frame."""
-        host, now = self._host, self._loop.now
-        self._free[source] = sent = max(now, self._free[source]) + host.message + nbytes * host.sends
-        self._free[target] = taken = max(now, self._free[target]) + host.message + nbytes * host.takes
-        return max(sent, taken)
+    def cut(self, rank: int) -> None:
+        """Discard all messages from and to `rank` that have not passed the links."""
+        self._cut.add(rank)
+        self._links.cut(rank)
 
-    def _arrive(self, way: tuple[int, bool], taken: float, call: Callable[..., object], arguments: tuple[object, ...]) -> None:
-        """Deliver a frame after all earlier frames between these ranks in this direction."""
-        self._latest[way] = time = max(self._loop.now, taken, self._latest.get(way, 0.0))
-        self._loop.at(time + self._half_trip, call, *arguments)
+    def _send(self, source: int, target: int, nbytes: int, call: Callable[..., object], arguments: tuple[object, ...]) -> int:
+        if source in self._cut or target in self._cut:
+            return 0
+        if source == target:
+            call(*arguments)
+            return 0
+        self.count(source, target, nbytes)
+        way, message = (source, target), _MovingFrame(1, 0.0, call, arguments)
+        self._ways[way].append(message)
+        for rank, each in ((source, self._host.sends), (target, self._host.takes)):
+            if rank not in self._sharing:
+                message.taken = max(message.taken, self._threads[rank].reserve(self._host.message, nbytes * each))
+            elif self._host.message + nbytes * each:
+                message.parts += 1
+                self._sharing[rank].run(self._host.message + nbytes * each, self._finish, way, message)
+        self._links.send(source, target, nbytes, self._finish, way, message)
+        return nbytes
+
+    def _control(self, source: int, target: int, call: Callable[..., object], arguments: tuple[object, ...]) -> None:
+        if source not in self._cut and target not in self._cut:
+            way, message = (source, target), _MovingFrame(1, 0.0, call, arguments)
+            self._ways[way].append(message)
+            self._links.send(source, target, 0, self._finish, way, message)
+
+    def _finish(self, way: tuple[int, int], message: _MovingFrame) -> None:
+        """Record that a link or a thread has finished with a message; deliver messages in their order between these ranks."""
+        message.parts -= 1
+        message.taken = max(message.taken, self._loop.now)
+        waiting = self._ways[way]
+        while waiting and not waiting[0].parts:
+            first = waiting.popleft()
+            self._latest[way] = time = max(first.taken, self._latest.get(way, 0.0))
+            self._loop.at(time + self._half_trip, first.call, *first.arguments)

@@ -1,4 +1,4 @@
-"""A whole job in virtual time, composed of a master, its workers, the paths of their messages, and disturbances."""
+"""A whole job in virtual time, composed of a master, workers, shards, the paths of their messages, and disturbances."""
 
 from __future__ import annotations
 
@@ -9,16 +9,27 @@ from dataclasses import dataclass
 from typing import Any
 
 from psnode.config import Config
-from psnode.errors import ConfigurationError, PsnodeError
+from psnode.config.amounts import counted
+from psnode.config.names import DENSE
+from psnode.config.train_settings import UNDECIDED
+from psnode.errors import ConfigurationError, PsnodeError, TransportError
+from psnode.exchange.routes.refusals import refuse_other_roots
+from psnode.exchange.routes.route import Route, have_copies, need_all
+from psnode.exchange.routes.topologies import passed_on
 from psnode.jobs.planning.profile import Profile, SchemeCosts
+from psnode.jobs.planning.routing.link_loads import frames_of
+from psnode.jobs.planning.routing.routed_groups import USUAL, RoutedGroups, routed
 from psnode.jobs.planning.scenario import Scenario
 from psnode.jobs.simulating.disturbances import Death, Spread, Standstill, of_rank
 from psnode.jobs.simulating.event_loop import EventLoop
+from psnode.jobs.simulating.host_cores import SharedCores
 from psnode.jobs.simulating.message_paths import MessagePaths
 from psnode.jobs.simulating.simulated_master import SimulatedMaster, SimulatedVersion
 from psnode.jobs.simulating.simulated_spans import SimulatedSpans
 from psnode.jobs.simulating.simulated_worker import SimulatedWorker, StepOrder, WorkerReport
+from psnode.plans.roles import MASTER, Layout
 
+_MOST_FRAMES = 10_000  # the most frames with gradients in a step under another topology than the usual one
 DETECTION = 0.1  # seconds until the master learns of a death, as with ULFM (docs/architecture.md)
 
 
@@ -37,6 +48,11 @@ class Disturbances:
             if not 1 <= rank <= workers:
                 raise ConfigurationError(f"--stop and --kill name workers, which are 1 to {workers}, and not rank {rank}")
 
+    def check_routes(self, routes: Sequence[Route], topology: str) -> None:
+        """Raise ConfigurationError if a job with these `routes` handles the loss of workers in a way that is not simulated."""
+        if (self.standstills or self.deaths) and (have_copies(routes) or passed_on(routes)):
+            raise ConfigurationError(f"--stop and --kill are not simulated under --topology {topology}: leave them out")
+
 
 @dataclass(frozen=True)
 class SimulatedJob:
@@ -44,7 +60,8 @@ class SimulatedJob:
 
     `sent`, `received`: by rank, the bytes of gradients and weights on the rank's link. `reports`: by version, the reports of the
     workers whose gradients are in the version. `events`: as in events.jsonl, with virtual times. `spans`: as in timeline.json;
-    empty unless recorded. `stop_reason`: None if the job took all steps.
+    empty unless recorded. `stop_reason`: None if the job took all steps. `failure`: the error that ended the job because a worker
+    with a part of the weights was lost; otherwise None.
     """
 
     workers: int
@@ -56,6 +73,7 @@ class SimulatedJob:
     events: Sequence[Mapping[str, Any]]
     spans: Sequence[dict[str, Any]]
     stop_reason: str | None
+    failure: TransportError | None = None
 
     @property
     def step_times(self) -> list[float]:
@@ -76,9 +94,30 @@ class SimulatedJob:
         return sum(version.dropped for version in self.versions)
 
 
+def groups_of(profile: Profile, name: str, config: Config, workers: int) -> SchemeCosts | RoutedGroups:
+    """Return the costs of a scheme of the profile, with routes under another topology than the usual one.
+
+    Raises ConfigurationError for settings and schemes that train refuses under the topology, and if a step has too many frames.
+    """
+    costs = profile.schemes[name]
+    settings = costs.settings
+    if config.topology == UNDECIDED:
+        raise ConfigurationError("--topology auto is decided at the start of a run: name the topology to simulate")
+    refuse_other_roots(config, str(settings.get("aggregator") or ""), downlink=str(settings.get("downlink") or DENSE))
+    if config.topology == USUAL:  # uses the measured costs, also of profiles of earlier versions, which contain no plans
+        return costs
+    found = routed(profile, name, config.topology, workers)
+    if found.frames > _MOST_FRAMES:
+        raise ConfigurationError(
+            f"a step of {counted(found.frames, 'frame')} with gradients takes too long to simulate under --topology "
+            f"{config.topology}: ask for fewer workers"
+        )
+    return found
+
+
 def simulate_job(
     profile: Profile,
-    costs: SchemeCosts,
+    costs: SchemeCosts | RoutedGroups,
     scenario: Scenario,
     config: Config,
     steps: int,
@@ -88,34 +127,69 @@ def simulate_job(
 ) -> SimulatedJob:
     """Return the course of a job that makes `steps` versions under a scheme of the profile.
 
-    Of `config`, only the consistency rule and the deadlines are used. `scenario.shared` and `scenario.burst` are not modelled.
+    `costs`: of the scheme, see `groups_of`; without routes, the master is the root of all groups. Of `config`, only the
+    consistency rule, the deadlines and the topology's name are used. `shared`, `burst` and `master_rate` of the scenario are not
+    modelled.
     `timeline`: True to record the spans of all ranks. Raises ConfigurationError for settings that contradict the number of
-    workers, and TransportError as the master of a real job would.
+    workers, and TransportError as the master of a real job would, unless the job ends because it has lost a part of the weights.
     """
     config.check_workers(scenario.workers)
     disturbances.check(scenario.workers)
-    loop = EventLoop()
-    paths = MessagePaths(loop, scenario, profile.host)
-    spans = SimulatedSpans(enabled=timeline)
-    master = SimulatedMaster(loop, paths, profile, costs, scenario, config, steps, spans)
+    if isinstance(costs, RoutedGroups):
+        layout, routes, sizes, costs = costs.layout, costs.routes, costs.sizes, costs.costs
+    else:
+        layout = Layout(scenario.workers)
+        routes, sizes = (Route(MASTER, layout.readers),) * len(costs.groups), ()
+    disturbances.check_routes(routes, config.topology)
+    loop, spans = EventLoop(), SimulatedSpans(enabled=timeline)
+    cores = _shared_cores(loop, profile, scenario, layout, routes, disturbances)
+    pairs = {(frame.source, frame.target) for frame in frames_of(routes, layout.computing)}
+    crossing = any(MASTER not in pair and pair[0] != pair[1] for pair in pairs)
+    paths = MessagePaths(loop, scenario, profile.host, ranks=layout.others.stop, crossing=crossing, cores=cores)
+    master = SimulatedMaster(
+        loop, paths, costs, scenario, config, steps, routes=routes, cores=cores, whole=profile.nbytes, sizes=sizes, spans=spans
+    )  # fmt: skip
     order = StepOrder.of(profile, costs)
-    for rank in range(1, scenario.workers + 1):
+    for rank in layout.computing:
         master.workers[rank] = SimulatedWorker(
             rank, loop, paths, master, order, spans,
-            goes_on=master.goes_on, factor=disturbances.spread.factors(rank),
-            standstills=of_rank(disturbances.standstills, rank),
+            routes=routes, shards=master.shards, goes_on=master.goes_on, cores=cores.get(rank),
+            factor=disturbances.spread.factors(rank), standstills=of_rank(disturbances.standstills, rank),
         )  # fmt: skip
     for death in disturbances.deaths:
         loop.at(death.time, master.workers[death.rank].die)
         loop.at(death.time, paths.cut, death.rank)
         loop.at(death.time + disturbances.detection, master.lose, death.rank)
+    failure = None
+    try:
+        _run(loop, master)
+    except TransportError as error:
+        if not need_all(routes):
+            raise
+        failure = error
+    finished = master.finished
+    return SimulatedJob(
+        scenario.workers, loop.now, finished, [master.reports_of(version) for version in finished], paths.sent, paths.received,
+        master.events.told, spans.events, "lost" if failure else master.stop_reason, failure,
+    )  # fmt: skip
+
+
+def _shared_cores(
+    loop: EventLoop, profile: Profile, scenario: Scenario, layout: Layout, routes: Sequence[Route], disturbances: Disturbances
+) -> dict[int, SharedCores]:
+    """Return by rank the cores that a worker shares with a shard; an empty dictionary if workers have no shards."""
+    if not any(root in layout.computing for route in routes for root in route.roots):
+        return {}
+    return {
+        rank: SharedCores(loop, scenario.cores, profile.host.crowded, of_rank(disturbances.standstills, rank))
+        for rank in layout.computing
+    }
+
+
+def _run(loop: EventLoop, master: SimulatedMaster) -> None:
+    """Run the job until the master ends it."""
     master.begin()
     for worker in master.workers.values():
         worker.begin()
     if not loop.run():
         raise PsnodeError("the simulated job waits for something that never comes")
-    finished = master.finished
-    return SimulatedJob(
-        scenario.workers, loop.now, finished, [master.reports_of(version) for version in finished], paths.sent, paths.received,
-        master.events.told, spans.events, master.stop_reason,
-    )  # fmt: skip

@@ -1,22 +1,25 @@
-"""The master in virtual time: the rules and membership of a real job, and lanes whose work takes the seconds in the profile."""
+"""The master in virtual time: the rules and membership of a real job, and the versions that its shards complete."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from psnode.config import Config
+from psnode.exchange.routes.route import Route
 from psnode.exchange.shard.consistency import rule_of
-from psnode.exchange.shard.executor import most_lanes
-from psnode.exchange.shard.rounds import Origin, Slot
-from psnode.jobs.planning.profile import Profile, SchemeCosts
+from psnode.exchange.shard.rounds import Origin
+from psnode.jobs.planning.profile import SchemeCosts
 from psnode.jobs.planning.scenario import Scenario
 from psnode.jobs.simulating.event_loop import EventLoop
+from psnode.jobs.simulating.host_cores import Cores
 from psnode.jobs.simulating.message_paths import MessagePaths
-from psnode.jobs.simulating.simulated_membership import SimulatedRounds, membership_of
+from psnode.jobs.simulating.simulated_handle import SimulatedHandle
+from psnode.jobs.simulating.simulated_membership import membership_of
+from psnode.jobs.simulating.simulated_shard import SimulatedShard
 from psnode.jobs.simulating.simulated_spans import SimulatedSpans
 from psnode.jobs.simulating.simulated_worker import SimulatedWorker, WorkerReport
-from psnode.jobs.simulating.work_lanes import WorkLanes
 from psnode.plans.roles import MASTER
 from psnode.records.history import AddedGradient
 
@@ -48,36 +51,42 @@ class SimulatedVersion:
 
 
 class SimulatedMaster:
-    """The master of a job of `workers` that ends after `steps` versions.
+    """The master of a job of `scenario.workers` workers that ends after `steps` versions, with the shards of all ranks.
 
     Rounds, the consistency rule, the members, deadlines and flow control are those of a real job, with a clock of virtual time.
-    There are no spares and no checkpoints.
+    There are no spares and no checkpoints. `routes`: by group. `cores`: by rank, the cores that a shard shares with the worker on
+    its rank. `whole`: bytes of the whole weights. `sizes`: by group, the coordinates, unless the master has all groups.
     """
 
     def __init__(
-        self, loop: EventLoop, paths: MessagePaths, profile: Profile, costs: SchemeCosts, scenario: Scenario, config: Config,
-        steps: int, spans: SimulatedSpans,
+        self, loop: EventLoop, paths: MessagePaths, costs: SchemeCosts, scenario: Scenario, config: Config, steps: int, *,
+        routes: Sequence[Route], cores: Mapping[int, Cores], whole: int, sizes: Sequence[int], spans: SimulatedSpans,
     ) -> None:  # fmt: skip
-        self._spans, self._loop, self._paths, self._costs, self._steps = spans, loop, paths, costs, steps
-        self._whole = profile.nbytes
+        self._loop, self._paths, self._routes, self._steps, self._whole = loop, paths, routes, steps, whole
         self.workers: dict[int, SimulatedWorker] = {}
-        self._free = 0.0  # the time at which the main thread has handled all frames
-        self._lanes = WorkLanes(loop, most_lanes(scenario.cores, len(costs.groups)))
         rule = rule_of(config, scenario.workers)
         self.goes_on = rule.rounds_go_on
-        self._rounds = SimulatedRounds(
-            map(Slot, range(len(costs.groups))), rule, by_rank=config.aggregate_order == "rank", add=self._add, close=self._close
-        )
+        roots = sorted({root for route in routes for root in route.roots})
+        self.shards = {
+            root: SimulatedShard(
+                root, [group for group, route in enumerate(routes) if root in route.roots], routes, costs, loop, paths,
+                rule=rule, by_rank=config.aggregate_order == "rank", lanes_of_cores=scenario.cores, cores=cores.get(root),
+                workers=self.workers, listener=self, spans=spans,
+            )
+            for root in roots
+        }  # fmt: skip
+        self._parts = {root: 4 * sum(sizes[group] for group in shard.groups) for root, shard in self.shards.items() if sizes}
+        self._handle = SimulatedHandle(self.shards, routes, paths)
         self._membership, self.events = membership_of(
-            loop, paths, self.workers, self._rounds, rule, config,
-            ranks=range(1, scenario.workers + 1), weights=self._whole,
+            loop, paths, self.workers, self._handle, rule, config,
+            ranks=range(1, scenario.workers + 1), weights=whole,
         )  # fmt: skip
         self._state, self._flow_control = self._membership.job_state, self._membership.flow_control
         self.versions = [SimulatedVersion(number) for number in range(1, steps + 2)]  # the last one is never made
         self._reports: dict[tuple[int, int], WorkerReport] = {}
-        self._unfinished: set[int] = set()
-        self._readers: list[int] = []
-        self._watched = float("inf")  # the time at which deadlines are checked next
+        self._unfinished: set[tuple[int, int]] = set()  # roots and groups
+        self._added: list[tuple[AddedGradient, ...]] = []
+        self._watched = inf  # the time at which deadlines are checked next
 
     @property
     def finished(self) -> list[SimulatedVersion]:
@@ -89,115 +98,127 @@ class SimulatedMaster:
         """The reason why the job ended before the last step; None if it took all steps."""
         return self._state.stop_reason
 
+    @property
+    def live(self) -> frozenset[int]:
+        """The workers whose gradients count."""
+        return self._membership.live
+
     def begin(self) -> None:
         """Open the first round."""
-        self._rounds.admit(self._membership.live, 0)
+        self._handle.admit(self._membership.live, 0)
         self._publish(first=True)
 
     # messages
 
-    def hear_gradient(self, rank: int, group: int, version: int) -> None:
-        """Take a frame. The main thread handles frames one after another."""
-        self._free = max(self._loop.now, self._free) + self._costs.bookkeeping
-        self._loop.at(self._free, self._handle, Origin(Slot(group), rank, version))
+    def hear(self, origin: Origin) -> None:
+        """Take the news that a frame has come to the master's own shard."""
+        self._membership.members.hear(origin.rank, origin.version + 1)
+
+    def hear_report(self, rank: int, version: int) -> None:
+        """Take the report of a worker's step on `version`, by which the master hears of workers that send it no gradients."""
+        self._membership.members.hear(rank, version + 1)
 
     def hear_answer(self, rank: int, number: int) -> None:
         """Take the answer of `rank` to question `number`, after all earlier frames are handled."""
-        self._loop.at(max(self._loop.now, self._free), self._handle_answer, rank, number)
+        if MASTER in self.shards:
+            self.shards[MASTER].after_frames(self._handle_answer, rank, number)
+        else:
+            self._handle_answer(rank, number)
 
     def _handle_answer(self, rank: int, number: int) -> None:
         self._membership.members.hear(rank)
         self._membership.hear_answer(rank, number)
         self._end_if_deserted()
 
+    def hear_closed(self, root: int, group: int, added: tuple[AddedGradient, ...]) -> None:
+        """Take the news that the shard of `root` has updated a group, and complete the version if it is the last one."""
+        self._added[group] = added
+        self._unfinished.discard((root, group))
+        if not self._unfinished:
+            self._complete(self.versions[self._state.version])
+            self._publish()
+
+    def owe(self, rank: int, nbytes: int) -> None:
+        """Count weights that the master sends to `rank`, which has to take them."""
+        self._flow_control.sent([rank], nbytes)
+
+    def count_weights(self, version: int, nbytes: int) -> None:
+        """Count the bytes of a frame with weights of `version`."""
+        self.versions[version - 1].down += nbytes
+
+    def drop(self, version: int) -> None:
+        """Count a frame that was not used in the round of `version`."""
+        self.versions[version].dropped += 1
+
     def count(self, version: int, nbytes: int) -> None:
         """Count the bytes of a frame that a worker sends in its step on `version`."""
         self.versions[version].up += nbytes
 
-    def report(self, rank: int, version: int, report: WorkerReport) -> None:
-        """Store the figures of a worker's step."""
+    def report(self, rank: int, version: int, time: float, report: WorkerReport) -> None:
+        """Store the figures of a worker's step that ends at `time`."""
         self._reports[rank, version] = report
+        if self._handle.is_remote:
+            self._paths.answer(rank, time, self.hear_report, rank, version)
 
     def lose(self, rank: int) -> None:
         """Handle the news that `rank` has died."""
         self._membership.lose(rank, "its process has ended")
         self._end_if_deserted()
 
-    def _handle(self, origin: Origin) -> None:
-        self._membership.members.hear(origin.rank, origin.version + 1)
-        if origin.rank in self._membership.live and not self._rounds.offer(origin, origin):
-            self.versions[self._state.version].dropped += 1
-
     # rounds
-
-    def _add(self, origin: Origin) -> None:
-        group = origin.slot.group
-        self.versions[self._state.version].decode += self._costs.groups[group].decode
-        self._lanes.submit(group, self._costs.groups[group].decode, self._note_addition, origin)
-
-    def _note_addition(self, origin: Origin) -> None:
-        group = origin.slot.group
-        self._added[group].append(origin)
-        self._span("decode", group, self._costs.groups[group].decode, sender=origin.rank)
-
-    def _close(self, slot: Slot) -> None:
-        self.versions[self._state.version].update += self._costs.groups[slot.group].update
-        self._lanes.submit(slot.group, self._costs.groups[slot.group].update, self._send_weights, slot.group)
-
-    def _send_weights(self, group: int) -> None:
-        """Send a group's weights, and complete the version if this is its last group."""
-        made, nbytes = self._state.version + 1, self._costs.groups[group].down
-        self._span("update", group, self._costs.groups[group].update, version=made)
-        for rank in self._readers:
-            self._flow_control.sent([rank], nbytes)
-            self.versions[made - 1].down += self._paths.down(rank, nbytes, self.workers[rank].hear_weights, made, group)
-        self._unfinished.discard(group)
-        if not self._unfinished:
-            self._complete(self.versions[made - 1])
-            self._publish()
-
-    def _span(self, name: str, group: int, seconds: float, **facts: int) -> None:
-        now = self._loop.now
-        self._spans.add(MASTER, f"lane-{self._lanes.lane_of(group)}", name, now - seconds, now, group=group, **facts)
 
     def _complete(self, version: SimulatedVersion) -> None:
         version.finished = self._loop.now
-        version.added = [tuple(AddedGradient(o.rank, o.version + 1, o.version) for o in group) for group in self._added]
+        version.added = self._added
+        version.decode = max(shard.decode for shard in self.shards.values())
+        version.update = max(shard.update for shard in self.shards.values())
         self._state.round = self._state.round.following
 
     def _publish(self, *, first: bool = False) -> None:
         """Publish the complete version and open the next round, in the order of psnode.master.loop.Master."""
         version, members = self._state.version, self._membership.members
         self._state.stopping = self._state.is_over(self._steps)
-        self._unfinished = set(range(len(self._costs.groups)))
-        self._added: list[list[Origin]] = [[] for _ in self._costs.groups]
-        members.restart_silence(self._rounds.idle)
+        self._unfinished = {(root, group) for group, route in enumerate(self._routes) for root in route.roots}
+        self._added = [()] * len(self._routes)
+        members.restart_silence(self._handle.idle)
         released = [rank for rank in self._membership.release() if not self._state.stopping]
         returned = [] if self._state.stopping else list(members.readmit())
         for rank in returned:
             self.events.tell("returned", version, rank)
         for rank in (*released, *returned):
             self._send_whole(rank, version)
-        self._rounds.admit([rank for rank in (*released, *returned) if rank in self._membership.live], version)
+        self._handle.admit([rank for rank in (*released, *returned) if rank in self._membership.live], version)
         self._membership.timer.begin(pause=version < _FIRST_ROUNDS or bool(returned))
         ranks = self._membership.followers
         self._membership.ask(ranks)
         for rank in ranks if not first else ():
             self._paths.tell(rank, self.workers[rank].hear_complete, version)
         if self._state.stopping:
+            for shard in self.shards.values():
+                shard.settle()
             self._loop.stop()
             return
         self._membership.hold(ranks)
-        self._readers = self._membership.followers
-        self._rounds.open(version)
+        self._handle.open(version, self._membership.followers)
         self._membership.suspend_silent()
         self._watch()
         self._end_if_deserted()
 
     def _send_whole(self, rank: int, version: int) -> None:
-        self._flow_control.sent([rank], self._whole)
-        nbytes = self._paths.down(rank, self._whole, self.workers[rank].hear_whole, version)
-        self.versions[max(0, version - 1)].down += nbytes
+        """Make all shards send `rank` their parts of the weights of `version`."""
+        missing = set(self.shards)
+        for root in self.shards:
+            nbytes = self._parts.get(root, self._whole)
+            if root == MASTER:
+                self.owe(rank, nbytes)
+            sent = self._paths.down(rank, nbytes, self._take_part, rank, version, root, missing, source=root)
+            self.versions[max(0, version - 1)].down += sent
+
+    def _take_part(self, rank: int, version: int, root: int, missing: set[int]) -> None:
+        """Tell the worker `rank` that the whole weights are there, if this part, of `root`, is the last of the `missing` ones."""
+        missing.discard(root)
+        if not missing:
+            self.workers[rank].hear_whole(version)
 
     # deadlines
 
@@ -211,7 +232,7 @@ class SimulatedMaster:
     def _look(self, due: float) -> None:
         if due != self._watched:
             return
-        self._watched = float("inf")
+        self._watched = inf
         if self._loop.now >= self._membership.wait_until:
             self._membership.on_overdue(frozenset(), held=False)
             self._end_if_deserted()
@@ -219,7 +240,7 @@ class SimulatedMaster:
 
     def _end_if_deserted(self) -> None:
         """End the job if no worker is left and the open round has no gradient."""
-        if not self._membership.live and self._rounds.untouched and self._state.stop_reason is not None:
+        if not self._membership.live and self._handle.untouched and self._state.stop_reason is not None:
             self._loop.stop()
 
     def reports_of(self, version: SimulatedVersion) -> Sequence[WorkerReport]:

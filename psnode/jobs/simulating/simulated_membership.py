@@ -9,9 +9,9 @@ from typing import Any, cast
 from psnode.config import Config
 from psnode.exchange.flow_control import FlowControl
 from psnode.exchange.shard.consistency import Rule
-from psnode.exchange.shard.rounds import Origin, Rounds
 from psnode.jobs.simulating.event_loop import EventLoop
 from psnode.jobs.simulating.message_paths import MessagePaths
+from psnode.jobs.simulating.simulated_handle import SimulatedHandle
 from psnode.jobs.simulating.simulated_worker import SimulatedWorker
 from psnode.master.deadlines import RoundTimer, patience_of
 from psnode.master.job_state import JobState
@@ -67,23 +67,11 @@ class _Questions:
             self.paths.tell(rank, self.workers[rank].hear_question, version, Flag.HOLD in flags)
 
 
-class SimulatedRounds(Rounds[Origin]):
-    """The rounds of a job in which all weights come from the master, and all that membership needs from a shard's handle."""
-
-    needs_all = False  # no round needs a withdrawn worker
-    readmits, is_remote = True, False
-    holders: frozenset[int] = frozenset()  # no other rank has weights
-
-    def behind(self, rank: int) -> frozenset[int]:
-        """Return the ranks that get weights through `rank`: no ranks."""
-        return frozenset()
-
-
 def membership_of(
     loop: EventLoop,
     paths: MessagePaths,
     workers: Mapping[int, SimulatedWorker],
-    rounds: SimulatedRounds,
+    handle: SimulatedHandle,
     rule: Rule,
     config: Config,
     *,
@@ -97,7 +85,7 @@ def membership_of(
     clock, events = Clock(lambda: loop.now), ToldEvents(loop)
     found = Membership(
         Members(ranks, clock), FlowControl(weights), RoundTimer(patience_of(config, rule), clock),
-        cast(Any, _Questions(paths, workers)), config, JobState(clock, config.stop_deadline), rule, cast(Any, rounds),
+        cast(Any, _Questions(paths, workers)), config, JobState(clock, config.stop_deadline), rule, cast(Any, handle),
         cast(Any, _NoCheckpoints()), cast(Any, _NoRecorder()), cast(Any, events),
     )  # fmt: skip
     return found, events

@@ -12,6 +12,7 @@ from typing import Any
 from psnode.config.plain_json import to_json
 from psnode.errors import ConfigurationError
 from psnode.jobs.simulating.simulated_job import SimulatedJob
+from psnode.plans.roles import MASTER
 from psnode.records.history import History
 from psnode.records.metrics import EVENTS, RunLog, Seconds, StepRecord, Summary, compression_ratio, write_atomically
 from psnode.records.timeline import write_timeline
@@ -42,9 +43,7 @@ def write_records(directory: Path, job: SimulatedJob, coordinates: int, facts: M
         if job.events:
             write_atomically(directory / EVENTS, "".join(to_json(event) + "\n" for event in job.events).encode())
         if job.spans:
-            write_timeline(
-                directory, job.spans, {rank: f"worker {rank}" if rank else "master" for rank in range(job.workers + 1)}
-            )
+            write_timeline(directory, job.spans, {rank: _role(rank, job.workers) for rank in range(len(job.sent))})
         with RunLog(directory) as log:
             for record in step_records(job):
                 log.write(record)
@@ -58,6 +57,13 @@ def write_records(directory: Path, job: SimulatedJob, coordinates: int, facts: M
         Summary(len(job.versions), seconds, None, up, down, ratio, "", reason, 0, coordinates, None).write(directory)
     except OSError as error:
         raise ConfigurationError(f"--train-dir {directory} cannot be written: {error.strerror}; choose another") from error
+
+
+def _role(rank: int, workers: int) -> str:
+    """Return the name of a rank as in a real timeline."""
+    if rank == MASTER:
+        return "master"
+    return f"worker {rank}" if rank <= workers else f"server {rank}"
 
 
 def step_records(job: SimulatedJob) -> list[StepRecord]:

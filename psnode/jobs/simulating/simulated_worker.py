@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from psnode.exchange.routes.route import Route
 from psnode.jobs.planning.profile import GroupCosts, Profile, SchemeCosts
 from psnode.jobs.simulating.disturbances import Standstill, through
 from psnode.jobs.simulating.event_loop import EventLoop
+from psnode.jobs.simulating.host_cores import SharedCores, SharingThread
 from psnode.jobs.simulating.message_paths import MessagePaths
 from psnode.jobs.simulating.simulated_spans import SimulatedSpans
 
@@ -25,17 +27,21 @@ class WorkerReport(NamedTuple):
 class Hearer(Protocol):
     """The interface of the master to a worker."""
 
-    def hear_gradient(self, rank: int, group: int, version: int) -> None:
-        """Take a frame with a group's gradient, which was computed on `version`."""
-
     def hear_answer(self, rank: int, number: int) -> None:
         """Take the answer of `rank` to question `number`."""
 
     def count(self, version: int, nbytes: int) -> None:
         """Count the bytes of a frame that a worker sends in its step on `version`."""
 
-    def report(self, rank: int, version: int, report: WorkerReport) -> None:
-        """Take the figures of the step of `rank` on `version`."""
+    def report(self, rank: int, version: int, time: float, report: WorkerReport) -> None:
+        """Take the figures of the step of `rank` on `version`, which ends at `time`."""
+
+
+class GradientHearer(Protocol):
+    """The interface of a shard to a worker."""
+
+    def hear_gradient(self, rank: int, group: int, version: int) -> None:
+        """Take a frame with a group's gradient, which was computed on `version`."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +81,9 @@ def _gaps(times: Sequence[float], end: float) -> tuple[list[tuple[float, int]], 
 class SimulatedWorker:
     """Worker `rank`. `goes_on`: True if rounds close without the slowest workers, so that a worker may skip versions.
 
-    The worker's own time, `_clock`, runs ahead of the loop's time as long as no message can change the worker's work.
+    `routes`: by group; `shards`: by the ranks on them that take gradients. `cores`: the cores that the worker's threads share
+    with a shard on this rank; these cores stand still with the rank. None if its threads never wait for a core: then the worker's
+    own time, `_clock`, runs ahead of the loop's time as long as no message can change the worker's work.
     """
 
     def __init__(
@@ -87,12 +95,19 @@ class SimulatedWorker:
         order: StepOrder,
         spans: SimulatedSpans,
         *,
+        routes: Sequence[Route],
+        shards: Mapping[int, GradientHearer],
         goes_on: bool,
+        cores: SharedCores | None = None,
         factor: Callable[[], float] = lambda: 1.0,
         standstills: Sequence[Standstill] = (),
     ) -> None:
         self.rank, self._loop, self._paths, self._master, self._order = rank, loop, paths, master, order
         self._spans, self._goes_on, self._factor, self._standstills = spans, goes_on, factor, standstills
+        self._routes, self._shards, self._cores = routes, shards, cores
+        self._coder = None if cores is None else SharingThread(cores)
+        self._coding = 0  # number of groups that the coder has not finished, if it shares cores
+        self._coded = 0.0  # the time at which the coder has finished, if it has a core of its own
         self._alive = True
         self._clock = self._waited = 0.0
         self._version = 0  # the version that is expected or in place
@@ -110,8 +125,10 @@ class SimulatedWorker:
         next(self._life)
 
     def die(self) -> None:
-        """Stop all work."""
+        """Stop all work on this rank."""
         self._alive = False
+        if self._cores is not None:
+            self._cores.stand(True)
 
     # messages of the master
 
@@ -152,8 +169,21 @@ class SimulatedWorker:
 
     # this worker's own time
 
-    def _spend(self, seconds: float) -> None:
-        self._clock = through(self._standstills, self._clock, seconds)
+    def _spend(self, seconds: float) -> Iterator[None]:
+        """Do work that takes `seconds`."""
+        if self._cores is None:
+            self._clock = through(self._standstills, self._clock, seconds)
+            return
+        if seconds > 0:
+            over: list[bool] = []
+            self._cores.run(seconds, self._end_work, over)
+            while not over:
+                yield
+        self._clock = self._loop.now
+
+    def _end_work(self, over: list[bool]) -> None:
+        over.append(True)
+        self._wake()
 
     def _span(self, name: str, start: float, **facts: int) -> None:
         self._spans.add(self.rank, "main", name, start, self._clock, **facts)
@@ -204,13 +234,13 @@ class SimulatedWorker:
             begun = self._clock
             yield from self._take(0 if self._version == 0 else 1, self._order.forward, factor)
             if not self._is_passed_over:
-                self._spend(self._order.last_forward * factor)
+                yield from self._spend(self._order.last_forward * factor)
                 yield from self._wait(lambda: self._version in self._complete)
             if self._is_passed_over:
                 self._expect(self._whole)
                 continue
             self._answer()
-            self._backward(factor, begun)
+            yield from self._backward(factor, begun)
             yield from self._until_clock()
             self._expect(self._version + 1)
             while self._goes_on and not self._is_passed_over and self._is_behind:
@@ -227,14 +257,14 @@ class SimulatedWorker:
     def _take(self, applied: int, passes: Sequence[tuple[float, int]], factor: float) -> Iterator[None]:
         """Apply the expected version, group by group. `passes`: the parts of the pass before the use of each group."""
         for gap, group in passes:
-            self._spend(gap * factor)
+            yield from self._spend(gap * factor)
             arrived = self._arrived[self._version]
             if group not in arrived:
                 yield from self._wait(lambda group=group, arrived=arrived: group in arrived)  # type: ignore[misc]
                 if self._is_passed_over:
                     return
             start = self._clock
-            self._spend(applied * self._order.groups[group].apply)
+            yield from self._spend(applied * self._order.groups[group].apply)
             self._span("apply", start, group=group)
 
     def _expect(self, version: int) -> None:
@@ -250,26 +280,44 @@ class SimulatedWorker:
             self._tell(number)
         self._questions = []
 
-    def _backward(self, factor: float, begun: float) -> None:
+    def _backward(self, factor: float, begun: float) -> Iterator[None]:
         """Run the backward pass. Each group is coded and sent when it is finished; the coder works in parallel to the pass."""
-        coder, encode, waited = 0.0, 0.0, self._waited
+        waited = self._waited
         for gap, group in self._order.backward:
-            self._spend(gap * factor)
-            seconds = self._order.groups[group].encode
-            start = max(coder, self._clock)
-            coder = through(self._standstills, start, seconds)
-            self._spans.add(self.rank, "coder", "encode", start, coder, group=group)
-            encode += seconds
-            self._loop.at(coder, self._send, group, self._version)
-        self._spend(self._order.last_backward * factor)
+            yield from self._spend(gap * factor)
+            self._code(group)
+        yield from self._spend(self._order.last_backward * factor)
         passes = self._clock - begun - waited
         self._span("forward_backward", begun, step=self._version + 1)
-        self._clock = max(self._clock, coder)
-        self._spend(self._order.extra)
-        self._master.report(self.rank, self._version, WorkerReport(passes, encode, waited))
+        while self._coding:
+            yield
+        self._clock = max(self._clock, self._coded)
+        yield from self._spend(self._order.extra)
+        encode = sum(self._order.groups[group].encode for _, group in self._order.backward)
+        self._master.report(self.rank, self._version, self._clock, WorkerReport(passes, encode, waited))
+
+    def _code(self, group: int) -> None:
+        """Make the coder code a group's gradient and send it."""
+        seconds = self._order.groups[group].encode
+        if self._coder is not None:
+            self._coding += 1
+            self._coder.run(seconds, self._end_coding, group, self._version, self._loop.now)
+            return
+        start = max(self._coded, self._clock)
+        self._coded = through(self._standstills, start, seconds)
+        self._spans.add(self.rank, "coder", "encode", start, self._coded, group=group)
+        self._loop.at(self._coded, self._send, group, self._version)
+
+    def _end_coding(self, group: int, version: int, asked: float) -> None:
+        start, self._coded = max(self._coded, asked), self._loop.now
+        self._spans.add(self.rank, "coder", "encode", start, self._coded, group=group)
+        self._coding -= 1
+        self._send(group, version)
+        self._wake()
 
     def _send(self, group: int, version: int) -> None:
         if self._alive:
             nbytes = self._order.groups[group].up
-            self._master.count(version, nbytes)
-            self._paths.up(self.rank, nbytes, self._master.hear_gradient, self.rank, group, version)
+            for root in self._routes[group].up(self.rank):
+                hear = self._shards[root].hear_gradient
+                self._master.count(version, self._paths.up(self.rank, nbytes, hear, self.rank, group, version, to=root))

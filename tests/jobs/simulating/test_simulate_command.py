@@ -12,12 +12,18 @@ import pytest
 from psnode.cli import main
 from psnode.jobs.planning.profile import GroupCosts, HostCosts, Profile, SchemeCosts, TensorTimes
 from psnode.jobs.simulating.simulated_records import SIMULATION
+from psnode.plans.groups import Group, Plan, Segment, Tensor
 from psnode.records.history import violations
 from psnode.records.metrics import METRICS, read_records
 from psnode.report import run as report_run
 from psnode.report.critical import paths, spans_of
 
 UP, DOWN = 1000, 500  # bytes of a group's frames
+PLAN = Plan(
+    (Tensor("w", (100, 10)),),
+    (Group(0, (Segment(0, "topk", 0, (500,)),)), Group(1, (Segment(1, "topk", 500, (500,)),))),
+)
+GROUPING = {"group_by": "bytes", "group_bytes": 2000}
 RULES: dict[str, tuple[list[str], int | None]] = {
     "bsp": ([], 0),
     "kofn": (["--num-aggregate", "2"], 0),
@@ -29,9 +35,10 @@ RULES: dict[str, tuple[list[str], int | None]] = {
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     groups = tuple(GroupCosts(UP, DOWN, 0.002, 0.001, 0.001, 0.001, ready, 0.0) for ready in (0.1, 0.2))
+    planned = SchemeCosts(groups, 0.0, 0.0, True, plan=PLAN.to_dict(), grouping=GROUPING)
     profile = Profile(
-        "LeNet", 1, 0.1, 0.2, 0.0, (TensorTimes((100, 10), 0.2, 0.0),), HostCosts(0.0, 0.0, 0.0, 0.0, 4, 1.0),
-        {"topk": SchemeCosts(groups, 0.0, 0.0, True), "dense": SchemeCosts(groups, 0.0, 0.0, False)}, {},
+        "LeNet", 1, 0.1, 0.2, 0.0, (TensorTimes((100, 10), 0.2, 0.0, "w"),), HostCosts(0.0, 0.0, 0.0, 0.0, 4, 1.0),
+        {"topk": planned, "dense": SchemeCosts(groups, 0.0, 0.0, False)}, {},
     )  # fmt: skip
     profile.save(tmp_path / "profile.json")
     return tmp_path / "profile.json"
@@ -118,6 +125,39 @@ def test_measured_durations_take_the_place_of_jitter(file: Path, capsys: pytest.
     assert {round(each, 6) for each in seconds[1:]} == {0.155, 0.455}
 
 
+def test_a_topology_is_told_with_the_links_of_all_ranks(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of three workers, each sends the server and the master one of the two groups, and gets it back."""
+    asked = words(file, "--steps", "4", "--topology", "sharded:servers=2")
+    assert main(asked) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "LeNet, topk, --topology sharded:servers=2: 3 workers, links of 1gbit"
+    assert lines[-3].startswith("the master's link: ")
+    assert lines[-2].startswith("the busiest worker's link, of rank ") and lines[-1].startswith(
+        "the busiest server's link, of rank 4: "
+    )
+    assert main([*asked, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["topology"] == "sharded:servers=2"
+    each = [(link["sent"], link["received"]) for link in found["links"]]
+    server, worker = (4 * 3 * DOWN, 4 * 3 * UP), (4 * 2 * UP, 4 * 2 * DOWN)
+    assert each == [server, worker, worker, worker, server]
+
+
+def test_a_mesh_that_loses_a_worker_ends_with_its_records_and_the_code_of_a_run(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = file.parent / "run"
+    asked = ["--steps", "9", "--topology", "mesh", "--kill", "2@1", "--train-dir", str(run), "--timeline"]
+    assert main(words(file, *asked)) == 3
+    out, told = capsys.readouterr()
+    assert "3 steps in " in out and ", then the job ended: lost" in out
+    [line] = told.splitlines()
+    assert "the run cannot go on without rank 2" in line
+    assert len(list(read_records(run / METRICS))) == 3 and violations(run, 0) == []
+    ranks = {event["pid"] for event in report_run.read(run).timeline() if event["name"] == "update"}
+    assert ranks == {1, 2}
+
+
 @pytest.mark.parametrize(
     ("more", "said"),
     [
@@ -130,6 +170,12 @@ def test_measured_durations_take_the_place_of_jitter(file: Path, capsys: pytest.
         (["--jitter", "0.1", "--pass-times", "times.txt"], "--jitter and --pass-times both say"),
         (["--timeline"], "--timeline writes into --train-dir"),
         (["--profile", "none.json"], "--profile none.json holds no profile"),
+        (["--topology", "net"], "--topology must be"),
+        (["--topology", "auto"], "name the topology to simulate"),
+        (["--topology", "mesh", "--consistency", "asp"], "--consistency would close the parts of a version"),
+        (["--topology", "mesh", "--scheme", "dense"], "this profile holds no plans"),
+        (["--topology", "gather", "-n", "150"], "takes too long to simulate under --topology gather: ask for fewer workers"),
+        (["--topology", "gather", "--kill", "1@1"], "--stop and --kill are not simulated under --topology gather"),
     ],
 )
 def test_mistakes_are_told_in_one_line(more: list[str], said: str, file: Path, capsys: pytest.CaptureFixture[str]) -> None:

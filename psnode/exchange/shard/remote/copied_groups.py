@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from psnode.errors import DivergedError
-from psnode.exchange.routes.route import Route
+from psnode.exchange.routes.route import Route, have_copies
 from psnode.exchange.shard.shard_events import GroupClosed
 
 
@@ -17,7 +17,7 @@ class CopiedGroups:
 
     def __init__(self, routes: Sequence[Route]) -> None:
         self._roots = [route.roots for route in routes]
-        self.exist = any(len(roots) > 1 for roots in self._roots)
+        self.exist = have_copies(routes)
         self._closed: dict[int, dict[int, GroupClosed]] = {}  # by group and rank
 
     @property

@@ -10,12 +10,12 @@ import torch
 
 from psnode.codecs.arrays import Floats
 from psnode.errors import TransportError, WireError
-from psnode.exchange.routes.route import Route
+from psnode.exchange.routes.route import Route, need_all
 from psnode.exchange.shard.remote.copied_groups import CopiedGroups
 from psnode.exchange.shard.remote.fetched_state import FetchedState
 from psnode.exchange.shard.remote.gathered_state import starting_state
 from psnode.exchange.shard.remote.own_shard import OwnShard
-from psnode.exchange.shard.remote.shard_calls import ShardCalls, broken
+from psnode.exchange.shard.remote.shard_calls import ShardCalls, broken, cannot_go_on
 from psnode.exchange.shard.remote.shard_messages import (
     ShardEvent,
     pack_files,
@@ -79,7 +79,7 @@ class DistributedShard:
         self._found: Checkpoint | None = None
         self._own = None if own is None else OwnShard(own)
         self._remote = {rank: part for rank, part in self._parts.items() if rank != MASTER}
-        self.needs_all = not self._copied.exist and any(root in route.readers for route in routes for root in route.roots)
+        self.needs_all = need_all(routes)
         self.readmits = not self._copied.exist and not self.needs_all
         self._calls = ShardCalls(link, self._remote, needs_all=not self._copied.exist)
         self._withdrawn: set[int] = set()
@@ -171,7 +171,7 @@ class DistributedShard:
         TransportError if the run cannot go on.
         """
         if self.needs_all or self._remote.keys() <= {rank} or (self.readmits and rank in self.holders):
-            raise self._calls.cannot_go_on(f"rank {rank}")
+            raise cannot_go_on(f"rank {rank}")
         if self.readmits:
             return self._do_without(rank)
         self._withdrawn.add(rank)
@@ -397,4 +397,4 @@ class DistributedShard:
             if answers and self._copied.exist:
                 return
         if self._copied.exist:
-            raise self._calls.cannot_go_on("any of its workers")
+            raise cannot_go_on("any of its workers")

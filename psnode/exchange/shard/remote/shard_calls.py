@@ -72,7 +72,7 @@ class ShardCalls:
                     break
                 except PeerLostError as error:
                     if self._needs_all and error.rank in self._ranks:
-                        raise self.cannot_go_on(f"rank {error.rank}") from error
+                        raise cannot_go_on(f"rank {error.rank}") from error
                     lost.add(error.rank)
                     event = PeerLost(error.rank, error.reason)
                 except RemoteFailureError as error:
@@ -101,7 +101,7 @@ class ShardCalls:
             inbox.put_back(others)
         if silent and patient and self._needs_all:
             names = ", ".join(f"rank {rank}" for rank in silent)
-            raise self.cannot_go_on(f"{names}, silent for {seconds:.3g} s")
+            raise cannot_go_on(f"{names}, silent for {seconds:.3g} s")
         return found
 
     def results(self, name: str, seconds: float, *, patient: bool = True, **arguments: Any) -> dict[int, Any]:
@@ -119,12 +119,13 @@ class ShardCalls:
         """Send the sealed gradient frame of a lost worker to the shards of the ranks in `to`."""
         self._link.send(to, Kind.PASSED_ON, frame.tobytes(), tag=SHARD_TAG)
 
-    def cannot_go_on(self, ranks: str) -> TransportError:
-        """Return the error for the loss of `ranks`, a text."""
-        return TransportError(
-            f"the run cannot go on without {ranks}, {HAS_A_PART}: go on from the last checkpoint with --resume (psnode launch "
-            "--restarts does it), or use another --topology"
-        )
+
+def cannot_go_on(ranks: str) -> TransportError:
+    """Return the error for the loss of `ranks`, a text."""
+    return TransportError(
+        f"the run cannot go on without {ranks}, {HAS_A_PART}: go on from the last checkpoint with --resume (psnode launch "
+        "--restarts does it), or use another --topology"
+    )
 
 
 def broken(rank: int, error: WireError) -> PsnodeError:

@@ -37,6 +37,11 @@ class RoutedGroups:
         """The coordinates of every group."""
         return tuple(group.size for group in self.plan.groups)
 
+    @property
+    def frames(self) -> int:
+        """The frames with gradients in a step, including those from a rank to itself."""
+        return self.layout.workers * sum(len(route.roots) for route in self.routes)
+
 
 def routed(profile: Profile, name: str, topology: str, workers: int) -> RoutedGroups:
     """Return the groups of a scheme of the profile in a job of `workers` workers under the setting `topology`.

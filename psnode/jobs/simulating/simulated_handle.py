@@ -1,0 +1,96 @@
+"""The master's handle of all shards in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from psnode.errors import PsnodeError, TransportError
+from psnode.exchange.routes.route import Route, have_copies, need_all
+from psnode.exchange.shard.remote.shard_calls import cannot_go_on
+from psnode.exchange.shard.rounds import Slot
+from psnode.jobs.simulating.message_paths import MessagePaths
+from psnode.jobs.simulating.simulated_shard import SimulatedShard
+from psnode.plans.roles import MASTER
+
+
+class SimulatedHandle:
+    """All shards of a job, with all that membership needs from a handle.
+
+    The order that opens a round takes half a round trip to shards on other ranks. All other orders are rare, and take no time.
+    """
+
+    def __init__(self, shards: Mapping[int, SimulatedShard], routes: Sequence[Route], paths: MessagePaths) -> None:
+        self._shards, self._routes, self._paths = shards, routes, paths
+        self.is_remote = shards.keys() != {MASTER}
+        self.holders = frozenset(shards) - {MASTER}
+        self._copied = have_copies(routes)
+        self.needs_all = need_all(routes)
+        self.readmits = not self._copied and not self.needs_all
+        self._version = 0
+
+    def admit(self, ranks: Iterable[int], version: int) -> None:
+        """Wait for gradients of `ranks` computed on `version` or later."""
+        admitted = list(ranks)
+        for shard in self._shards.values():
+            shard.rounds.admit(admitted, version)
+
+    def open(self, version: int, readers: Sequence[int]) -> None:
+        """Open the round of `version` on all shards; its weights go to `readers`."""
+        self._version = version
+        for rank, shard in self._shards.items():
+            if rank == MASTER:
+                shard.open(version, readers)
+            else:
+                self._paths.tell(rank, shard.open, version, readers)
+
+    def excuse(self, rank: int, version: int) -> None:
+        """Expect no more gradients of `rank` that are computed on `version`."""
+        for shard in self._shards.values():
+            shard.rounds.excuse(rank, version)
+
+    def withdraw(self, rank: int) -> dict[Slot, int]:
+        """Go on without `rank`. Raises TransportError if it has a part of the weights, as in a real job.
+
+        Raises PsnodeError if all workers update all weights, since the agreement of their shards is not simulated.
+        """
+        if self.needs_all:
+            raise cannot_go_on(f"rank {rank}")
+        if self._copied:
+            raise PsnodeError(f"the job would go on without rank {rank}, which is not simulated: set a longer --pause-deadline")
+        taken: dict[Slot, int] = {}
+        for shard in self._shards.values():
+            taken |= shard.rounds.withdraw(rank)
+        return taken
+
+    def force(self) -> None:
+        """Close all open groups with the gradients received so far, even without any gradient."""
+        if self.needs_all:
+            raise TransportError("a round cannot be closed without the ranks that update weights")
+        for shard in self._shards.values():
+            shard.rounds.force()
+
+    def behind(self, rank: int) -> frozenset[int]:
+        """Return the ranks that get weights through `rank`."""
+        return frozenset[int]().union(*(route.behind(rank) for route in self._routes))
+
+    @property
+    def unchanged(self) -> bool:
+        """Raises PsnodeError, since a rank is gone through which others get their weights, which is not simulated."""
+        raise PsnodeError(
+            "a worker that passes weights on would be left out, which is not simulated: set a longer --pause-deadline"
+        )
+
+    @property
+    def untouched(self) -> bool:
+        """True if all groups are open and no group has received a gradient."""
+        return all(not shard.is_at(self._version) or shard.rounds.untouched for shard in self._shards.values())
+
+    @property
+    def idle(self) -> frozenset[int]:
+        """Ranks that send nothing more before the open round is complete and the next version is published."""
+        return frozenset.intersection(*(shard.rounds.idle for shard in self._shards.values()))
+
+    @property
+    def missing(self) -> frozenset[int]:
+        """Ranks whose gradients some open group still awaits."""
+        return frozenset.union(*(shard.rounds.missing for shard in self._shards.values()))

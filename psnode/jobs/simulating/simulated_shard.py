@@ -1,0 +1,170 @@
+"""A shard in virtual time: the rounds of the groups of one root, and lanes whose work takes the seconds in the profile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Protocol
+
+from psnode.exchange.routes.route import Route
+from psnode.exchange.shard.consistency import Rule
+from psnode.exchange.shard.executor import most_lanes
+from psnode.exchange.shard.rounds import Origin, Rounds, Slot
+from psnode.jobs.planning.profile import SchemeCosts
+from psnode.jobs.simulating.event_loop import EventLoop
+from psnode.jobs.simulating.host_cores import Cores, FreeThread, SharingThread, WorkThread
+from psnode.jobs.simulating.message_paths import MessagePaths
+from psnode.jobs.simulating.simulated_spans import SimulatedSpans
+from psnode.jobs.simulating.simulated_worker import SimulatedWorker
+from psnode.jobs.simulating.work_lanes import WorkLanes
+from psnode.plans.roles import MASTER
+from psnode.records.history import AddedGradient
+
+
+class ShardListener(Protocol):
+    """The interface of the master to a shard."""
+
+    @property
+    def live(self) -> frozenset[int]:
+        """The workers whose gradients count."""
+
+    def hear(self, origin: Origin) -> None:
+        """Take the news that a frame has come to the master's own shard."""
+
+    def hear_closed(self, root: int, group: int, added: tuple[AddedGradient, ...]) -> None:
+        """Take the news that the shard of `root` has updated a group."""
+
+    def owe(self, rank: int, nbytes: int) -> None:
+        """Count weights that the master sends to `rank`, which has to take them."""
+
+    def count_weights(self, version: int, nbytes: int) -> None:
+        """Count the bytes of a frame with weights of `version`."""
+
+    def drop(self, version: int) -> None:
+        """Count a frame that was not used in the round of `version`."""
+
+
+class SimulatedShard:
+    """The shard of `rank`, which is a root of `groups`.
+
+    `cores`: the cores that its threads share with the worker on this rank; None if its threads never wait for a core. `workers`:
+    by rank; it is filled before the first round opens. `decode`, `update`: seconds of the lanes in the open round.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        groups: Sequence[int],
+        routes: Sequence[Route],
+        costs: SchemeCosts,
+        loop: EventLoop,
+        paths: MessagePaths,
+        *,
+        rule: Rule,
+        by_rank: bool,
+        lanes_of_cores: int,
+        cores: Cores | None,
+        workers: Mapping[int, SimulatedWorker],
+        listener: ShardListener,
+        spans: SimulatedSpans,
+    ) -> None:
+        self.rank, self.groups = rank, tuple(groups)
+        self._routes, self._costs, self._loop, self._paths = routes, costs, loop, paths
+        self._workers, self._listener, self._spans = workers, listener, spans
+        self._thread: WorkThread = FreeThread(loop) if cores is None else SharingThread(cores)
+        self._lanes = WorkLanes(loop, most_lanes(lanes_of_cores, len(groups)), groups=groups, cores=cores)
+        self.rounds = Rounds[Origin](map(Slot, groups), rule, by_rank=by_rank, add=self._add, close=self._close)
+        self._version = -1  # of the open round, or of the last round
+        self._readers: Collection[int] = ()
+        self._added: dict[int, list[Origin]] = {}
+        self._early: list[Origin] = []  # gradients whose round is not open yet on this rank
+        self._passing: set[tuple[int, int, int]] = (
+            set()
+        )  # frames on their way to ranks that pass them on: rank, version and group
+        self.decode = self.update = 0.0
+
+    def open(self, version: int, readers: Sequence[int]) -> None:
+        """Open the round of `version`, whose updated weights go to `readers`."""
+        self._version, self._readers = version, frozenset(readers)
+        self._added = {group: [] for group in self.groups}
+        self.decode = self.update = 0.0
+        self.rounds.open(version)
+        early, self._early = self._early, []
+        for origin in early:
+            self._handle(origin)
+
+    def is_at(self, version: int) -> bool:
+        """Return True if the round of `version` is the open round, or the last round."""
+        return self._version == version
+
+    def hear_gradient(self, rank: int, group: int, version: int) -> None:
+        """Take a frame. The shard's thread handles frames one after another."""
+        self._thread.run(self._costs.bookkeeping, self._handle, Origin(Slot(group), rank, version))
+
+    def after_frames(self, call: Callable[..., object], *arguments: object) -> None:
+        """Call a function when all earlier frames are handled."""
+        self._thread.run(0.0, call, *arguments)
+
+    def _handle(self, origin: Origin) -> None:
+        if self.rank == MASTER:
+            self._listener.hear(origin)
+        if origin.version > self._version:
+            self._early.append(origin)
+        elif origin.rank in self._listener.live and not self.rounds.offer(origin, origin):
+            self._listener.drop(self._version)
+
+    def _add(self, origin: Origin) -> None:
+        group = origin.slot.group
+        self.decode += self._costs.groups[group].decode
+        self._lanes.submit(group, self._costs.groups[group].decode, self._note_addition, origin)
+
+    def _note_addition(self, origin: Origin) -> None:
+        group = origin.slot.group
+        self._added[group].append(origin)
+        self._span("decode", group, sender=origin.rank)
+
+    def _close(self, slot: Slot) -> None:
+        self.update += self._costs.groups[slot.group].update
+        self._lanes.submit(slot.group, self._costs.groups[slot.group].update, self._send_weights, slot.group)
+
+    def _send_weights(self, group: int) -> None:
+        """Send a group's weights, and tell the master that the group is closed."""
+        made = self._version + 1
+        self._span("update", group, version=made)
+        passed_on, used = self._routes[group].of_root(self.rank).sends(self._readers)
+        for rank in (*passed_on, *used):
+            self._send(self.rank, rank, group, made, is_passed_on=rank in passed_on)
+        added = tuple(AddedGradient(o.rank, o.version + 1, o.version) for o in self._added[group])
+        if self.rank == MASTER:
+            self._listener.hear_closed(self.rank, group, added)
+        else:
+            self._paths.answer(self.rank, self._loop.now, self._listener.hear_closed, self.rank, group, added)
+
+    def _send(self, source: int, rank: int, group: int, made: int, *, is_passed_on: bool) -> None:
+        if is_passed_on:
+            self._passing.add((rank, made, group))
+        hear = self._pass_on if is_passed_on else self._workers[rank].hear_weights
+        way = (rank, made, group) if is_passed_on else (made, group)
+        nbytes = self._costs.groups[group].down
+        if source == MASTER:
+            self._listener.owe(rank, nbytes)
+        self._listener.count_weights(made, self._paths.down(rank, nbytes, hear, *way, source=source))
+
+    def _pass_on(self, rank: int, made: int, group: int) -> None:
+        """Send the weights that have come to `rank` on to its heirs."""
+        self._passing.discard((rank, made, group))
+        for heir in self._routes[group].heirs(rank):
+            self._send(rank, heir, group, made, is_passed_on=True)
+        self._workers[rank].hear_weights(made, group)
+
+    def settle(self) -> None:
+        """Count the frames with the last version that ranks still have to pass on when the simulated job ends."""
+        ahead = list(self._passing)
+        while ahead:
+            rank, made, group = ahead.pop()
+            for heir in self._routes[group].heirs(rank):
+                self._listener.count_weights(made, self._paths.count(rank, heir, self._costs.groups[group].down))
+                ahead.append((heir, made, group))
+
+    def _span(self, name: str, group: int, **facts: int) -> None:
+        start = self._lanes.begun(group)
+        self._spans.add(self.rank, f"lane-{self._lanes.lane_of(group)}", name, start, self._loop.now, group=group, **facts)

@@ -1,0 +1,233 @@
+"""Simulated jobs whose weights are updated on several ranks, against figures by hand, the planner's engine, and other jobs."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from psnode.config.load import load
+from psnode.errors import ConfigurationError, TransportError
+from psnode.exchange.routes.topologies import routes_of
+from psnode.jobs.planning import job_step
+from psnode.jobs.planning.profile import GroupCosts, HostCosts, Profile, SchemeCosts, TensorTimes
+from psnode.jobs.planning.routing.routed_groups import RoutedGroups
+from psnode.jobs.planning.scenario import GOODPUT, Scenario
+from psnode.jobs.simulating.disturbances import Death, Spread, Standstill
+from psnode.jobs.simulating.simulated_job import Disturbances, SimulatedJob, groups_of, simulate_job
+from psnode.plans.groups import Group, Plan, Segment, Tensor
+from psnode.plans.roles import Layout
+
+FREE = HostCosts(0.0, 0.0, 0.0, 0.0, 64, 1.0)
+NOTHING = GroupCosts(0, 0, 0.0, 0.0, 0.0, 0.0, 0.2, 0.0)
+RATE = 8e6 / GOODPUT  # a million bytes of payload per second
+TOPOLOGIES = ("star", "star:down=tree", "mesh", "mesh:master=auto", "sharded:servers=2", "sharded:servers=3", "gather")
+
+
+def profile(host: HostCosts = FREE, **schemes: SchemeCosts) -> Profile:
+    return Profile("model", 1, 0.1, 0.2, 0.0, (TensorTimes((1000,), 0.2, 0.0, "w"),), host, schemes, {})
+
+
+def costs(*groups: dict[str, Any], bookkeeping: float = 0.0, extra: float = 0.0) -> SchemeCosts:
+    return SchemeCosts(tuple(replace(NOTHING, **group) for group in groups), bookkeeping, extra, True)
+
+
+def routed(found: SchemeCosts, topology: str, workers: int) -> RoutedGroups:
+    """Return the groups on their routes; all groups have the same size."""
+    groups = tuple(Group(n, (Segment(n, "identity", 4 * n, (4,)),)) for n in range(len(found.groups)))
+    plan = Plan((Tensor("w", (4 * len(groups),)),), groups)
+    layout = Layout(workers, servers=load({"topology": topology}, {}).servers)
+    return RoutedGroups(found, plan, routes_of(layout, plan, topology), layout)
+
+
+def job(
+    found: SchemeCosts,
+    topology: str,
+    scenario: Scenario,
+    steps: int,
+    among: Disturbances | None = None,
+    host: HostCosts = FREE,
+    **rule: Any,
+) -> SimulatedJob:
+    config = load({"topology": topology, **rule}, {})
+    return simulate_job(
+        profile(host), routed(found, topology, scenario.workers), scenario, config, steps, among or Disturbances()
+    )
+
+
+@pytest.mark.parametrize("workers", [2, 3, 5])
+def test_in_a_mesh_the_parts_of_gradients_and_weights_pass_every_link_both_ways_at_once(workers: int) -> None:
+    """Every worker has a group of .1 s up and .05 s down. Gradients and weights each take half a round trip.
+
+    The master hears of the groups, and the workers of the version, while the weights pass the links.
+    """
+    found = job(costs(*[{"up": 100_000, "down": 50_000}] * workers), "mesh", Scenario(workers, RATE, 0.006, 64, uneven=0.0), 5)
+    assert found.step_times[1:] == pytest.approx([0.3 + (workers - 1) * 0.15 + 0.006] * 4)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_the_frames_of_one_group_meet_at_the_link_of_its_root(workers: int) -> None:
+    """All workers but the root itself send .1 s, and get .05 s; the root's own frames take no time."""
+    scenario = Scenario(workers, RATE, 0.0, 64, uneven=0.0)
+    found = job(costs({"up": 100_000, "down": 50_000}), "mesh", scenario, 4)
+    assert found.step_times == pytest.approx([0.3 + (workers - 1) * 0.1, *[0.3 + (workers - 1) * 0.15] * 3])
+    [star] = {round(each, 9) for each in job(costs({"up": 100_000, "down": 50_000}), "star", scenario, 4).step_times[1:]}
+    assert star == pytest.approx(0.3 + workers * 0.15)
+
+
+@pytest.mark.parametrize("workers", [4, 8])
+def test_the_bytes_of_a_mesh_do_not_grow_with_the_workers_and_those_of_a_star_do(workers: int) -> None:
+    """With u = v = .4 s, a mesh takes (P - 1) / P (u + v), and a star P u and the last group's part of P v."""
+    group = {"up": 400_000 // workers, "down": 400_000 // workers}
+    scenario = Scenario(workers, RATE, 0.0, 64, uneven=0.0)
+    mesh, star = (job(costs(*[group] * workers), each, scenario, 3).step_times[-1] for each in ("mesh", "star"))
+    assert mesh == pytest.approx(0.3 + (workers - 1) / workers * 0.8)
+    assert star == pytest.approx(0.3 + workers * 0.4 + 0.4)
+
+
+@pytest.mark.parametrize(
+    ("topology", "groups"),
+    [("sharded:servers=1", 12), ("sharded:servers=2", 6), ("sharded:servers=4", 3), ("mesh:master=auto", 4)],
+)
+def test_servers_share_the_bytes_of_the_star(topology: str, groups: int) -> None:
+    """The busiest rank, the master, is the root of `groups` of 12 groups of 10 ms each way, from and to four workers.
+
+    The weights of a group are sent while the gradients of the next one arrive.
+    """
+    found = job(costs(*[{"up": 10_000, "down": 10_000}] * 12), topology, Scenario(4, RATE, 0.0, 64, uneven=0.0), 4)
+    assert found.step_times[1:] == pytest.approx([0.3 + 4 * (groups + 1) * 0.01] * 3)
+
+
+@pytest.mark.parametrize("workers", [2, 6])
+def test_weights_that_workers_pass_on_take_two_sets_for_every_doubling(workers: int) -> None:
+    """A set of weights takes .05 s; trees of full levels have 2 and 6 workers."""
+    found = job(costs({"down": 50_000}), "star:down=tree", Scenario(workers, RATE, 0.0, 64, uneven=0.0), 3)
+    assert found.step_times[1:] == pytest.approx([0.3 + 0.05 * {2: 2, 6: 4}[workers]] * 2)
+
+
+def test_in_a_gather_every_worker_gets_all_gradients_and_no_weights() -> None:
+    found = job(costs({"up": 100_000, "down": 50_000}), "gather", Scenario(3, RATE, 0.0, 64, uneven=0.0), 3)
+    assert found.step_times == pytest.approx([0.3 + 2 * 0.1] * 3)
+    assert found.sent == [0, *[3 * 200_000] * 3] == found.received
+    assert [(version.up, version.down) for version in found.versions] == [(600_000, 0)] * 3
+
+
+@pytest.mark.parametrize(("cores", "seconds"), [(1, 0.35), (2, 0.3)])
+def test_a_root_shares_the_cores_of_its_host_with_the_backward_pass(cores: int, seconds: float) -> None:
+    """Twice .02 s of decoding and .01 s of updating fall into the backward pass of the first worker."""
+    groups = costs({"ready": 0.05, "decode": 0.02, "update": 0.01, "needed": 0.09}, {"ready": 0.2})
+    found = job(groups, "mesh", Scenario(2, None, 0.0, cores), 4)
+    assert found.step_times[-1] == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("seed", range(12))
+def test_versions_end_when_they_do_in_the_planner_s_graph(topology: str, seed: int) -> None:
+    """The planner runs a graph of activities, another program. Only where workers update weights do all threads share cores here.
+
+    The planner's last step is left out, since no next forward pass delays it.
+    """
+    chance = random.Random(f"{topology} {seed}")
+    workers, groups = chance.randint(1, 4), chance.randint(1, 6)
+    sharing = topology in ("mesh", "gather")
+    host = HostCosts(0.0, 0.0, 0.0, 0.0, 64, chance.choice((1.0, 0.8)) if sharing else 1.0)
+    ready, needed = ([chance.uniform(0, most) for _ in range(groups)] for most in (0.2, 0.1))
+    found = costs(
+        *(
+            {
+                "ready": begin, "needed": use, "up": chance.randint(0, 100_000), "down": chance.randint(0, 100_000),
+                **{name: chance.uniform(0, 0.01) for name in ("encode", "decode", "update")},
+            }
+            for begin, use in zip(sorted(ready), sorted(needed, reverse=True), strict=True)
+        ),
+        extra=0.002,
+    )  # fmt: skip
+    scenario = Scenario(
+        workers, chance.choice((None, 1e8)), chance.choice((0.0, 0.004)), chance.choice((1, 2, 64)) if sharing else 64,
+        uneven=chance.choice((0.0, 0.4)),
+    )  # fmt: skip
+    given = routed(found, topology, workers)
+    planned = job_step._Job(profile(host), found, scenario, given.routes)
+    times = planned.graph.run()
+    ends = [
+        max(
+            float(times.end[note.last]) + (scenario.round_trip / 2 if note.rank else 0.0)
+            for note in notes
+            if note.kind == "update"
+        )
+        for notes in planned.notes
+    ]
+    versions = job(found, topology, scenario, 5, host=host, aggregate_order="arrival").versions
+    assert [version.finished for version in versions[:-1]] == pytest.approx(ends[:-1], rel=1e-9)
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_all_workers_contribute_to_every_version_of_a_job_with_jitter(topology: str) -> None:
+    among = Disturbances(Spread(0.3, seed=5))
+    found = job(costs(*[{"up": 9000, "down": 5000, "decode": 0.003}] * 5), topology, Scenario(3, RATE, 0.001, 2), 12, among)
+    assert [sorted(version.contributors) for version in found.versions] == [[1, 2, 3]] * 12
+    assert all(len(group) == 3 for version in found.versions for group in version.added)
+    assert sum(found.sent) == sum(found.received) == sum(version.up + version.down for version in found.versions)
+    assert found.dropped == 0
+
+
+@pytest.mark.parametrize("topology", ["mesh", "mesh:master=auto"])
+def test_a_mesh_ends_when_a_worker_is_lost(topology: str) -> None:
+    found = job(
+        costs({}, {}, {}, {}), topology, Scenario(3, RATE, 0.0, 8), 9, Disturbances(deaths=[Death(2, 0.7)], detection=0.5)
+    )
+    assert isinstance(found.failure, TransportError) and found.failure.exit_code == 3
+    assert "the run cannot go on without rank 2" in str(found.failure)
+    assert (len(found.versions), found.stop_reason, found.seconds) == (2, "lost", pytest.approx(1.2))
+    assert [event["event"] for event in found.events] == ["lost"]
+
+
+def test_servers_go_on_without_a_lost_worker() -> None:
+    """Rank 2 dies in its third step, before it has sent anything of it: the round waits until the master knows."""
+    among = Disturbances(deaths=[Death(2, 0.65)], detection=0.5)
+    found = job(costs({"ready": 0.1}, {"ready": 0.2}, {}), "sharded:servers=2", Scenario(4, RATE, 0.0, 8), 8, among)
+    assert found.failure is None and len(found.versions) == 8
+    assert [sorted(version.contributors) for version in found.versions] == [[1, 2, 3, 4]] * 2 + [[1, 3, 4]] * 6
+    assert found.step_times == pytest.approx([0.3, 0.3, 0.55] + [0.3] * 5)
+
+
+def test_a_silent_worker_returns_with_the_whole_weights_from_all_servers() -> None:
+    """Silent from 1 to 5.9 s, it is suspended a second after the round of .9 s has opened. The weights are 16 bytes a group."""
+    among = Disturbances(standstills=[Standstill(2, 1.0, 5.9)])
+    groups, rule = costs({}, {}, {}, {}), {"deadline": 1.0, "pause_deadline": 1.0}
+    found = job(groups, "sharded:servers=2", Scenario(3, None, 0.0, 8), 20, among, **rule)
+    assert [(event["event"], event["rank"]) for event in found.events] == [("suspended", 2), ("returned", 2)]
+    assert found.events[0]["time"] == pytest.approx(1.9)
+    assert 5.9 <= found.events[1]["time"] <= 5.9 + 0.6
+    assert sorted(found.versions[-1].contributors) == [1, 2, 3]
+    assert found.received == [0, 0, 4 * 16, 0, 0] and found.sent == [2 * 16, 0, 0, 0, 2 * 16]
+
+
+def test_a_worker_that_stands_still_holds_up_its_part_of_a_mesh() -> None:
+    """Two groups, .1 s of decoding each for two gradients: rank 2 computes and decodes nothing from .35 to 1.35 s."""
+    among = Disturbances(standstills=[Standstill(2, 0.35, 1.35)])
+    found = job(costs({"decode": 0.1}, {"decode": 0.1}), "mesh", Scenario(2, None, 0.0, 8), 2, among)
+    assert found.step_times == pytest.approx([1.5, 0.5])
+
+
+@pytest.mark.parametrize("topology", ["gather", "star:down=tree"])
+@pytest.mark.parametrize("among", [Disturbances(deaths=[Death(1, 1.0)]), Disturbances(standstills=[Standstill(1, 1.0, 2.0)])])
+def test_losses_that_are_not_simulated_are_refused(topology: str, among: Disturbances) -> None:
+    with pytest.raises(ConfigurationError, match=f"--stop and --kill are not simulated under --topology {topology}"):
+        job(costs({}), topology, Scenario(2, None, 0.0, 8), 1, among)
+
+
+@pytest.mark.parametrize(
+    ("topology", "rule", "said"),
+    [
+        ("mesh", {"consistency": "asp"}, "--consistency would close the parts"),
+        ("sharded:servers=2", {"consistency": "kofn", "num_aggregate": 2}, "--consistency would close the parts"),
+        ("gather", {"aggregate_order": "arrival"}, "--aggregate-order arrival would add in another order"),
+        ("star:down=tree", {"consistency": "ssp", "staleness": 1}, "--consistency other than bsp"),
+    ],
+)
+def test_settings_that_train_refuses_under_a_topology_are_refused(topology: str, rule: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        groups_of(profile(coded=costs({})), "coded", load({"topology": topology, **rule}, {}), 3)
