@@ -86,8 +86,9 @@ def train(program: ProcessSettings) -> None:
                 falling.step()
             if program.evaluate_every and (step % program.evaluate_every == 0 or step == program.steps):
                 save(model, Path(program.directory), step, dist)
+    # The group is not destroyed, and the process exits without destroying it (exit_after). If DDP dropped the last reference to
+    # the group, it would hold Python's lock while it waited for gloo's threads, of which one may wait for this lock.
     dist.barrier()
-    dist.destroy_process_group()
 
 
 def averaged_state(model: torch.nn.Module, dist: Any) -> dict[str, torch.Tensor]:
