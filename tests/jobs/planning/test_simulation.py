@@ -104,6 +104,13 @@ def test_work_begins_when_all_that_it_follows_has_ended_and_the_path_tells_why()
     assert found.load(link, 1.0, 2.0) == pytest.approx(10.0)
 
 
+def test_work_that_never_ends_is_an_error() -> None:
+    graph = Graph()
+    graph.add("a", 1.0, [graph.resource(Resource(0.0))])
+    with pytest.raises(PsnodeError, match="wait for each other"):
+        graph.run()
+
+
 def test_a_circle_is_an_error() -> None:
     graph = Graph()
     graph.add("a", 1.0, [graph.resource(cores(1))], [1])

@@ -265,6 +265,8 @@ def run_events(activities: Records, queues: Records, resources: Records, later: 
             weight = activity.weight
             speed[i] = min(_speed(resources, activity.one, weight), _speed(resources, activity.other, weight))
             step = min(step, left[i] / speed[i])
+        if not step < np.inf:  # an amount of work is no finite number
+            return
         now += step
         if bursts:
             _save(activities, resources, active[:count], speed[:count], step)
