@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from psnode.config.amounts import counted, milliseconds, proportion
@@ -68,16 +68,19 @@ class CompressionVerdict:
     quicker: tuple[Forecast, ...]
 
 
-def forecasts(profile: Profile, scenario: Scenario, topologies: Sequence[str] = (USUAL,)) -> list[Forecast]:
-    """Return the forecasts of DDP with its hooks and of all schemes of the profile, the fastest first.
+def forecasts(
+    profile: Profile, scenario: Scenario, topologies: Sequence[str] = (USUAL,), schemes: Collection[str] | None = None
+) -> list[Forecast]:
+    """Return the forecasts of DDP with its hooks and of all schemes of the profile, or of `schemes` alone, the fastest first.
 
     Every scheme is predicted under each of `topologies`. If there are several topologies, a topology whose step has too many
     frames is left out, and a scheme is left out under a topology with which train refuses it. A single topology whose step has
     too many frames raises ConfigurationError. Also raises the errors of psnode.jobs.planning.routing.routed_groups.routed.
     """
     found = [_of_ddp(profile, hook, scenario) for hook in profile.ddp]
+    asked = [name for name in profile.schemes if schemes is None or name in schemes]
     for topology in topologies:
-        names = profile.schemes if len(topologies) == 1 else [name for name in profile.schemes if fits(profile, name, topology)]
+        names = asked if len(topologies) == 1 else [name for name in asked if fits(profile, name, topology)]
         try:
             found += [_of_scheme(profile, name, scenario, topology) for name in names]
         except _TooLargeError:

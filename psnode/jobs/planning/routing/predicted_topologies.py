@@ -42,7 +42,7 @@ def predicted(config: Config, task: Task, topologies: Sequence[str], hosts: JobH
 
 def steps(profile: Profile, name: str, topologies: Sequence[str], scenario: Scenario) -> dict[str, Prediction]:
     """Return the predicted steps of the scheme `name` of a profile, by topology."""
-    rows = [row for row in forecasts(profile, scenario, topologies) if row.name == name]
+    rows = [row for row in forecasts(profile, scenario, topologies, (name,)) if not row.peer]
     found = {row.topology: Prediction(row.seconds, scenario.workers, SOURCE, row.binds) for row in rows}
     return {topology: found[topology] for topology in topologies if topology in found}
 
