@@ -75,7 +75,7 @@ def test_over_slow_links_the_job_decides_for_another_topology_than_the_star(netl
     assert topology in ("mesh", "mesh:master=auto", "gather"), done
     assert f"topology {topology}: a step is to take " in done.err
     assert saved["prediction"]["workers"] == 3
-    assert 8e-6 * min(saved["links"]["up"], saved["links"]["down"]) < 60  # of the master; a burst may pass at once
+    assert 2 < 8e-6 * min(saved["links"]["up"], saved["links"]["down"]) < 60  # of the master; a burst may pass at once
     here = Config(
         local=3, threads=1, eval_freq=0, hash_every=5, tensorboard=False, topology=topology, train_dir=tmp_path / "here",
         **settings,
