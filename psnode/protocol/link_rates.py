@@ -21,9 +21,9 @@ _TRIPS = 9
 
 
 class LinkRates(NamedTuple):
-    """Rates of the master's link while all workers use it simultaneously.
+    """Rates of the master's link while the measured workers use it simultaneously.
 
-    `round_trip`: seconds that a small message takes to all workers and back. `up`, `down`: bytes per second into and out of
+    `round_trip`: seconds that a small message takes to these workers and back. `up`, `down`: bytes per second into and out of
     the master.
     """
 
@@ -41,7 +41,7 @@ class LinkRates(NamedTuple):
 
 
 def measure_links(link: FrameChannel, workers: Sequence[int], patience: float) -> LinkRates:
-    """Measure, on the master, the links of `workers`, which have sent READY and wait for PLAN.
+    """Measure, on the master, the links of `workers`, which wait for CONFIG or for PLAN.
 
     First all workers send simultaneously, then all receive simultaneously. The frames double in size until they take a quarter
     of a second or have 8 MiB each. The difference between the last two sizes, divided by the difference of their times, gives
