@@ -21,6 +21,7 @@ from psnode.exchange.routes.refusals import accepted, refuse_other_roots, refuse
 from psnode.exchange.routes.topologies import COMPARED
 from psnode.master.events import Events
 from psnode.master.heartbeat import Heartbeat
+from psnode.master.start.startup import raise_if_stopped
 from psnode.plans.prediction import Prediction
 from psnode.plans.roles import MASTER, Layout
 from psnode.protocol.channel import FrameChannel
@@ -69,8 +70,9 @@ class Decider:
         """Return the run under a topology for which train accepts its settings, with the prediction of a step and the links.
 
         The topology is the one with the shortest predicted step, or the usual one if that is almost as fast. If no other topology
-        is accepted, nothing is measured. `constrains`: the task has a constraint. Lines about the decision go to `events`. Raises
-        ConfigurationError if a step cannot be measured.
+        is accepted, or a rank has another version of psnode, nothing is measured. `constrains`: the task has a constraint. Lines
+        about the decision go to `events`. Raises ConfigurationError if a step cannot be measured, and StoppedError if a rank was
+        asked to stop.
         """
         if self.predict is None:
             raise ConfigurationError(f"this program decides on no topology: name one, not --topology {UNDECIDED}")
@@ -83,8 +85,10 @@ class Decider:
             refuse_unlike_processors(config, {rank: hellos[rank].arithmetic for rank in layout.computing}, self.threads)
 
         able, refused = accepted(run.config, COMPARED, refuse)
-        if able == [_USUAL]:
-            reason = refused[0].partition(": use --topology")[0]
+        own = hellos[MASTER].version, hellos[MASTER].source
+        unlike = any((each.version, each.source) != own for each in hellos.values())
+        if unlike or able == [_USUAL]:
+            reason = "ranks of another version answer no probe" if unlike else refused[0].partition(": use --topology")[0]
             events.tell("planned", 0, reason=f"topology {_USUAL}, the only one with these settings: {reason}")
             return _under(run, _USUAL)
         hosts = _hosts(hellos, layout, run.config, self.threads[MASTER])
@@ -92,12 +96,25 @@ class Decider:
         # while rank 0 measures, other ranks receive nothing but this heartbeat
         with contextlib.closing(Heartbeat(self.link, layout.others)):
             if run.config.local is None:
-                hosts = _with_links(hosts, self.link, layout.computing, 5 * run.config.pause_deadline)
+                hosts = self._with_links(run, hosts, layout.computing)
+            raise_if_stopped(self.link, run)
             found = self.predict(run.config, self.make_task(run.config), able, hosts)
+            raise_if_stopped(self.link, run)
         best = _best(found)
-        for line in _lines(found, best, hosts):
+        for line in _lines(found, best, hosts, left_out=[each for each in able if each not in found]):
             events.tell("planned", 0, reason=line)
         return replace(_under(run, best), prediction=found[best], links=hosts.links)
+
+    def _with_links(self, run: RunDirectory, hosts: JobHosts, workers: Sequence[int]) -> JobHosts:
+        """Return `hosts` with the links of all workers at once, and of the worker whose link is the slowest when it is alone."""
+
+        def measured(ranks: Sequence[int]) -> LinkRates:
+            raise_if_stopped(self.link, run)
+            return measure_links(self.link, ranks, 5 * run.config.pause_deadline)
+
+        together = measured(workers)
+        alone = [measured([rank]) for rank in workers] if len(workers) > 1 else [together]
+        return hosts._replace(links=together, slowest=min(alone, key=slower_way))
 
 
 def _under(run: RunDirectory, topology: str) -> RunDirectory:
@@ -115,13 +132,6 @@ def _hosts(hellos: Mapping[int, Hello], layout: Layout, config: Config, threads:
     return JobHosts(layout.workers, max(1, cores), shared=False)
 
 
-def _with_links(hosts: JobHosts, link: FrameChannel, workers: Sequence[int], patience: float) -> JobHosts:
-    """Return `hosts` with the links of all workers at once, and of the worker whose link is the slowest when it is alone."""
-    together = measure_links(link, workers, patience)
-    alone = [measure_links(link, [rank], patience) for rank in workers] if len(workers) > 1 else [together]
-    return hosts._replace(links=together, slowest=min(alone, key=slower_way))
-
-
 def slower_way(links: LinkRates) -> float:
     """Return the rate of the slower direction, in bytes per second."""
     return min(links.up, links.down)
@@ -133,9 +143,13 @@ def _best(found: Mapping[str, Prediction]) -> str:
     return _USUAL if usual is not None and usual.step <= NEAR * found[best].step else best
 
 
-def _lines(found: Mapping[str, Prediction], best: str, hosts: JobHosts) -> list[str]:
-    """Return lines about the chosen topology, the predicted seconds under all others, the usual one first, and the links."""
+def _lines(found: Mapping[str, Prediction], best: str, hosts: JobHosts, left_out: Sequence[str]) -> list[str]:
+    """Return lines about the chosen topology, the predicted seconds under all others, the usual one first, and the links.
+
+    `left_out`: topologies that were not predicted.
+    """
     others = "".join(f"; {milliseconds(each.step)} under {name}" for name, each in found.items() if name != best)
+    others += "".join(f"; too many frames to predict under {name}" for name in left_out)
     lines = [f"topology {best}: a step is to take {milliseconds(found[best].step)}{others}"]
     if hosts.links is not None and hosts.slowest is not None:
         together, alone = (rate_text(8 * slower_way(each)) for each in (hosts.links, hosts.slowest))

@@ -14,7 +14,7 @@ from psnode.config import Config
 from psnode.config.amounts import milliseconds
 from psnode.config.schemes import SETTINGS
 from psnode.config.train_settings import BY_RULE, BY_TRIAL, UNDECIDED
-from psnode.errors import ConfigurationError, StoppedError
+from psnode.errors import ConfigurationError
 from psnode.exchange.compilation import prepare
 from psnode.exchange.expected import step_bytes
 from psnode.exchange.footprint import footprint
@@ -23,10 +23,9 @@ from psnode.exchange.shard.consistency import rule_of
 from psnode.master.events import Events
 from psnode.master.example_dealing import ExampleDealing
 from psnode.master.heartbeat import Heartbeat
-from psnode.master.job_state import stop_reason_of
 from psnode.master.start.autotune import group_bytes_for
 from psnode.master.start.choice import Candidate, candidates, choose, ddp_line
-from psnode.master.start.startup import plan_for, require_memory
+from psnode.master.start.startup import plan_for, raise_if_stopped, require_memory
 from psnode.master.start.trial_run import TrialRun
 from psnode.plans.coding import Coding
 from psnode.plans.groups import Plan
@@ -34,10 +33,9 @@ from psnode.plans.plan_file import PlanFile
 from psnode.plans.prediction import Prediction
 from psnode.plans.roles import MASTER
 from psnode.plans.rule import DEFAULT_GROUP_BYTES
-from psnode.protocol.channel import FrameChannel, StopRequest
+from psnode.protocol.channel import FrameChannel
 from psnode.protocol.link_rates import measure_links
 from psnode.protocol.messages import Ready
-from psnode.protocol.wire import Frame, Kind
 from psnode.records.directory import RunDirectory, saved_config
 
 
@@ -106,7 +104,7 @@ def _by_trial(
         return Coding(plan_for(answer, each.scheme, each.config), each.scheme)
 
     def trial(each: Candidate) -> float:
-        _raise_if_stopped(link, run)
+        raise_if_stopped(link, run)
         prepare(made := coding(each), each.config)
         return TrialRun(link, each.config, each.scheme, model, made.plan, ready).run(dealing.epochs.steps, dealing.schedule(0))
 
@@ -124,7 +122,7 @@ def _by_trial(
     with contextlib.closing(Heartbeat(link, range(MASTER + 1, link.transport.size))):
         links = measure_links(link, sorted(ready), 5 * run.config.pause_deadline)
         choice = choose(found, links, workers, trial)
-    _raise_if_stopped(link, run)
+    raise_if_stopped(link, run)
     nbytes = 4 * sum(math.prod(shape) for _, shape in answer.tensors)
     lines = [*choice.told, ddp_line(nbytes, links, workers, choice.seconds)]
     for line in [*lines, *(f"{name} was not tried: there is too little memory for it" for name in left_out)]:
@@ -143,19 +141,6 @@ def _no_choice(run: RunDirectory, ready: Mapping[int, Ready]) -> str:
     if any(answer.streams for answer in ready.values()):
         return "trial steps would take examples from an iterable data set"
     return ""
-
-
-def _raise_if_stopped(link: FrameChannel, run: RunDirectory) -> None:
-    """Raise StoppedError if a rank was asked to stop. All other messages stay in the inbox."""
-    events = []
-    while (event := link.inbox.poll()) is not None:
-        events.append(event)
-    link.inbox.put_back(events)
-    for event in events:
-        if isinstance(event, StopRequest):
-            raise StoppedError(run.resume_point.step, event.reason)
-        if isinstance(event, Frame) and event.kind is Kind.STOP_REQUEST:
-            raise StoppedError(run.resume_point.step, stop_reason_of(event))
 
 
 def _of_file(run: RunDirectory, ready: Mapping[int, Ready], events: Events) -> tuple[RunDirectory, Plan]:

@@ -81,6 +81,19 @@ def gather_ready(
     return found
 
 
+def raise_if_stopped(link: FrameChannel, run: RunDirectory) -> None:
+    """Raise StoppedError if a rank was asked to stop. All other messages stay in the inbox."""
+    events = []
+    while (event := link.inbox.poll()) is not None:
+        events.append(event)
+    link.inbox.put_back(events)
+    for event in events:
+        if isinstance(event, StopRequest):
+            raise StoppedError(run.resume_point.step, event.reason)
+        if isinstance(event, Frame) and event.kind is Kind.STOP_REQUEST:
+            raise StoppedError(run.resume_point.step, stop_reason_of(event))
+
+
 def require_memory(need: Footprint, ready: Mapping[int, Ready], servers: Collection[int] = ()) -> None:
     """Raise ConfigurationError that names the first host with too little free memory. `ready`: READY of all ranks but the master.
 

@@ -13,13 +13,13 @@ from torch import nn
 
 from psnode import run
 from psnode.config import Config
-from psnode.errors import ConfigurationError
+from psnode.errors import ConfigurationError, StoppedError
 from psnode.jobs import job
 from psnode.jobs.dry_run import dry_run
 from psnode.master.events import Events
 from psnode.master.start.decision import Decider, JobHosts
 from psnode.plans.prediction import Prediction
-from psnode.protocol.channel import FrameChannel
+from psnode.protocol.channel import FrameChannel, StopRequest
 from psnode.protocol.messages import Hello
 from psnode.records.directory import RunDirectory, claim
 from psnode.task import Task
@@ -128,6 +128,7 @@ class Decisions:
         self._folder = folder
         self.asked: list[str] = []
         self.hosts = JobHosts(0, 0, False)
+        self.link = FrameChannel(loopback_group(4)[0])
 
     def __call__(self, *hellos: Hello, constrains: bool = False, seconds: Predict | None = None, **settings: Any) -> RunDirectory:
         """Return the run after the decision. `hellos`: the greetings, by default those of four ranks on one host."""
@@ -139,7 +140,7 @@ class Decisions:
             return (seconds or times(star=1.0))(config, task, topologies, hosts)
 
         decider = Decider(
-            FrameChannel(loopback_group(4)[0]), make_task, {rank: each.to_bytes() for rank, each in enumerate(greetings)},
+            self.link, make_task, {rank: each.to_bytes() for rank, each in enumerate(greetings)},
             dict.fromkeys(range(4), 2), predict,
         )  # fmt: skip
         with claim(config) as found:
@@ -167,6 +168,7 @@ def test_a_topology_without_a_prediction_is_not_chosen(decisions: Decisions) -> 
     """A step of too many frames is left out."""
     found = decisions(seconds=lambda *_: {"mesh": Prediction(2.0, 3, "test"), "gather": Prediction(1.0, 3, "test")})
     assert found.config.topology == "gather"
+    assert decisions.reasons[0].endswith("; too many frames to predict under mesh:master=auto")
 
 
 @pytest.mark.parametrize(
@@ -214,6 +216,25 @@ def test_where_only_the_star_is_left_it_is_taken_without_a_measurement(
     [line] = decisions.reasons
     assert line.startswith(f"topology star, the only one with these settings: {reason}")
     assert "use --topology" not in line
+
+
+@pytest.mark.parametrize("other", [Hello("b", 1, "0", "", 8, "two"), Hello("a", 1, "1", "", 8, "one")], ids=["fields", "version"])
+def test_ranks_of_another_version_are_not_probed(decisions: Decisions, other: Hello) -> None:
+    """A worker of an earlier version refuses a PROBE before CONFIG."""
+    own = Hello("a", 1, "0", "0123", 8, "one")
+    assert decisions(own, own, other, own, seconds=nothing).config.topology == "star"
+    assert decisions.reasons == ["topology star, the only one with these settings: ranks of another version answer no probe"]
+
+
+def test_a_request_to_stop_ends_the_decision(decisions: Decisions, tmp_path: Path) -> None:
+    """The request comes while the step is measured."""
+
+    def stopped(config: Config, task: Task, topologies: Sequence[str], hosts: JobHosts) -> Mapping[str, Prediction]:
+        decisions.link.inbox.put_back([StopRequest("SIGTERM")])
+        return times(star=1.0)(config, task, topologies, hosts)
+
+    with pytest.raises(StoppedError, match="SIGTERM"):
+        decisions(seconds=stopped)
 
 
 def test_ranks_of_a_host_share_its_cores_and_threads_of_a_process_take_turns(decisions: Decisions) -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from psnode.config import Config
 from psnode.errors import StoppedError
-from psnode.master.start.planned import _no_choice, _raise_if_stopped
+from psnode.master.start.planned import _no_choice
+from psnode.master.start.startup import raise_if_stopped
 from psnode.protocol.channel import FrameChannel, StopRequest
 from psnode.protocol.messages import Ready
 from psnode.protocol.wire import Kind
@@ -43,7 +44,7 @@ def test_a_request_to_stop_ends_the_trials_and_other_events_stay(by_worker: bool
     worker.send(0, Kind.PROBE)
     kept = master.expect(Kind.PROBE, 5)
     master.inbox.put_back([kept])
-    _raise_if_stopped(master, run())
+    raise_if_stopped(master, run())
     assert master.inbox.poll() is kept
     request: object = StopRequest("SIGTERM")
     if by_worker:
@@ -51,5 +52,5 @@ def test_a_request_to_stop_ends_the_trials_and_other_events_stay(by_worker: bool
         request = master.expect(Kind.STOP_REQUEST, 5)
     master.inbox.put_back([kept, request])
     with pytest.raises(StoppedError, match="SIGTERM"):
-        _raise_if_stopped(master, run())
+        raise_if_stopped(master, run())
     assert master.inbox.poll() is kept
