@@ -35,6 +35,7 @@ SPANS = {
     "update": "update, coding of weights",
     "out": "weights on their way",
 }
+NEAR = 1.02  # two steps count as equally long if the longer one takes at most this multiple of the shorter one
 MOST_SPANS = 2000  # in a prediction; if a step has more spans, the prediction keeps no spans
 
 

@@ -14,8 +14,8 @@ from psnode.jobs.planning.profile import Profile
 from psnode.jobs.planning.routing.route_lines import loads_of
 from psnode.jobs.planning.routing.routed_groups import USUAL, fits, routed
 from psnode.jobs.planning.scenario import Scenario
+from psnode.plans.prediction import NEAR
 
-NEAR = 1.02  # a candidate without loss is preferred if it takes at most this multiple of the fastest lossy candidate's time
 _SLOWEST, _FASTEST = 1e6, 4e11  # bit/s: ends of the range in which the verdict's limit is sought
 _HALVINGS = 12
 _POWERSGD_UNDER_ADAM = "PowerSGD of rank 4 cost a small GPT under adamw 14 % (docs/results/2026-11-26-ddp-hooks-adamw.md)"

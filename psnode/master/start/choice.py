@@ -22,9 +22,9 @@ from psnode.config.scheme import Scheme
 from psnode.config.schemes import SETTINGS
 from psnode.errors import ConfigurationError
 from psnode.plans.coding import loses
+from psnode.plans.prediction import NEAR
 from psnode.protocol.link_rates import LinkRates
 
-NEAR = 1.02  # a scheme counts as equally fast if its step takes at most this multiple of the fastest step
 _CLOSE = 1.2  # schemes whose step takes at most this multiple of the fastest step are tried again
 _AGAIN = 2
 _SURE = 2  # a scheme is not tried if its bytes alone take longer than this multiple of the fastest step

@@ -22,7 +22,7 @@ from psnode.exchange.routes.topologies import COMPARED
 from psnode.master.events import Events
 from psnode.master.heartbeat import Heartbeat
 from psnode.master.start.startup import raise_if_stopped
-from psnode.plans.prediction import Prediction
+from psnode.plans.prediction import NEAR, Prediction
 from psnode.plans.roles import MASTER, Layout
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.link_rates import LinkRates, measure_links
@@ -31,7 +31,6 @@ from psnode.records.directory import RunDirectory
 from psnode.task import Task
 
 _LOG = logging.getLogger(__name__)
-NEAR = 1.02  # the usual topology is preferred if its step takes at most this multiple of the shortest step
 _USUAL = Config().topology
 
 
