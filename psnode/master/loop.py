@@ -12,7 +12,7 @@ from psnode.errors import ConfigurationError, DeadlineExceededError, NormError, 
 from psnode.exchange.flow_control import FlowControl
 from psnode.exchange.shard.consistency import Rule
 from psnode.exchange.shard.handle import ShardHandle
-from psnode.exchange.shard.shard_events import GroupClosed, NotApplied, Refused, Scaled, Squares, Took
+from psnode.exchange.shard.shard_events import GroupClosed, NotApplied, Refused, Scaled, Squares, StatePart, Took
 from psnode.master.books import Books
 from psnode.master.checkpoints.checkpoint_thread import CheckpointNews
 from psnode.master.checkpoints.dues import CheckpointDues
@@ -205,6 +205,8 @@ class Master:
                 self.traces[event.sender] = parse_events(bytes(event.body), event.sender)
             case Frame(kind=Kind.SKIP_STEP):
                 self._on_skip(event)
+            case StatePart():
+                self.pending.join(event)
             case CheckpointNews():
                 self.pending.settle()
             case Took():

@@ -107,6 +107,19 @@ def write_content(
     return Written(file.entry, wrecked)
 
 
+def assembled(content: Content, read: Read) -> bytes:
+    """Return the bytes of a safetensors file without halved tensors. `read` supplies the bytes of a tensor."""
+    header, order = _header(content)
+    values = np.empty(len(header) + sum(_stored(content, name) for name in order), np.uint8)
+    values[: len(header)] = np.frombuffer(header, np.uint8)
+    place = len(header)
+    for name in order:
+        tensor = content.tensors[name]
+        read(tensor, 0, values[place : place + tensor.nbytes])
+        place += tensor.nbytes
+    return values.tobytes()
+
+
 def _append(file: HashedFile, tensor: torch.Tensor, read: Read, *, halved: bool, check: bool) -> bool:
     """Append a tensor's values to `file`. Returns False if `check` is set and some values are not finite."""
     import torch

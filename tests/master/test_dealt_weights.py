@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,6 +17,8 @@ from psnode import run
 from psnode.config import Config
 from psnode.config.schemes import SCHEMES
 from psnode.errors import ConfigurationError
+from psnode.exchange.shard.remote.shard_server import ShardServer
+from psnode.exchange.shard.remote.state_sender import StateSender
 from psnode.records import checkpoint
 from psnode.records.checkpoint import Checkpoint
 from psnode.records.history import violations
@@ -142,6 +145,38 @@ def test_a_resumed_run_may_have_another_topology(
     whole = once(6, CENTRAL, settings)
     shutil.copytree(folder_of(once(3, first, settings)), tmp_path / "parts")
     assert differences(whole, trained(tmp_path / "parts", 6, then, settings, resume=True)) == []
+
+
+AMID = {**ADAM, "ema_decay": 0.8, "clip_grad_norm": 0.5, "clip_estimate": "previous", "eval_freq": 2, "keep_last": 0}
+
+
+def saved(run: Checkpoint) -> list[Checkpoint]:
+    return [Checkpoint.open(path) for path in checkpoint.complete(folder_of(run))]
+
+
+@pytest.mark.parametrize("topology", [DEALT, SHARED, SERVED])
+def test_state_is_handed_over_while_later_rounds_change_it(
+    tmp_path: Path, once: Once, monkeypatch: pytest.MonkeyPatch, topology: str
+) -> None:
+    """The first states are not sent before two more rounds have begun, which would never begin if they waited for the states."""
+    later, opened, real_open, real_send = threading.Event(), [0], ShardServer._open, StateSender._send
+
+    def open_(self: ShardServer, version: int, first_step: int, steps: int, lr: float) -> None:
+        opened[0] = max(opened[0], version)
+        if opened[0] >= 3:  # two rounds have begun since the checkpoint of version 2
+            later.set()
+        real_open(self, version, first_step, steps, lr)
+
+    def send(self: StateSender, *arguments: Any) -> None:
+        assert later.wait(60)
+        real_send(self, *arguments)
+
+    monkeypatch.setattr(ShardServer, "_open", open_)
+    monkeypatch.setattr(StateSender, "_send", send)
+    one, other = saved(once(6, CENTRAL, AMID)), saved(trained(tmp_path / "other", 6, topology, AMID))
+    assert [each.step for each in other] == [each.step for each in one]
+    assert [differences(*pair) for pair in zip(one, other, strict=True)] == [[]] * len(one)
+    assert [each.facts.get("norm") for each in one] == [each.facts.get("norm") for each in other]
 
 
 @pytest.mark.parametrize("topology", [DEALT, SHARED, SERVED])

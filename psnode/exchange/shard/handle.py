@@ -118,11 +118,42 @@ class WeightsHandle(Protocol):
         """Return xxh3_128 of the bytes of all weights, both x and frozen weights, see Weights.digest."""
 
 
-class StateHandle(Protocol):
-    """State for a checkpoint. Methods other than `memory` and `before_change` are called while no group is open."""
+class HeldState(Protocol):
+    """State of one version, for a checkpoint."""
 
     def state(self) -> ShardState:
-        """Return model, optimizer and y, for a checkpoint."""
+        """Return model, optimizer and y."""
+
+    def norms(self) -> Tensors:
+        """Return the norms with which later pushes are compared."""
+
+
+class StateParts(HeldState, Protocol):
+    """State whose parts come from other ranks while later versions are made. One thread at a time calls the methods.
+
+    `state` and `norms` are called after all parts have come.
+    """
+
+    @property
+    def ranks(self) -> frozenset[int]:
+        """The ranks from which parts come."""
+
+    @property
+    def seconds(self) -> float:
+        """The time within which all parts should come."""
+
+    def add(self, rank: int, content: bytes) -> bool:
+        """Add the part of `rank`, see StatePart. Return True if all parts have come. Raises PsnodeError for an invalid part."""
+
+
+class StateHandle(HeldState, Protocol):
+    """State for a checkpoint. Methods other than `memory` and `before_change` are called while no group is open."""
+
+    def hand_over(self, version: int) -> StateParts | None:
+        """Begin to fetch the state of `version`, the newest, from other ranks: its parts come with events of type StatePart.
+
+        Returns None if the state is on this rank, so that `state` needs no other rank.
+        """
 
     def memory(self) -> list[list[torch.Tensor]]:
         """Return, by group, the tensors of `state` that a later version changes; no tensors if `state` returns copies."""
@@ -133,9 +164,6 @@ class StateHandle(Protocol):
     @property
     def runs_own_code(self) -> bool:
         """True if, between a version's first and last update, code from outside psnode runs that may change `memory`."""
-
-    def norms(self) -> Tensors:
-        """Return the norms with which later pushes are compared."""
 
     def facts(self) -> dict[str, float]:
         """Return facts for a checkpoint's manifest."""

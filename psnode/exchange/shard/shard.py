@@ -294,6 +294,9 @@ class Shard:
         )
         return ShardState(*({name: newest(value) for name, value in tensors.items()} for tensors in found))
 
+    def hand_over(self, version: int) -> None:
+        """Return None, since the state is on this rank."""
+
     def memory(self) -> list[list[torch.Tensor]]:
         """Return, by group of the plan, the tensors of `state` that a later version changes.
 

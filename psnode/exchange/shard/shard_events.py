@@ -68,3 +68,11 @@ class Squares(NamedTuple):
 
     squares: dict[int, float]
     added: bool
+
+
+class StatePart(NamedTuple):
+    """Event: the shard of `rank` has handed over its state of `version`, in the form of a message (ComingState.add)."""
+
+    rank: int
+    version: int
+    content: bytes

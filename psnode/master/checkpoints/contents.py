@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 import torch
 
-from psnode.exchange.shard.handle import StateHandle
+from psnode.exchange.shard.handle import HeldState, StateHandle, StateParts
 from psnode.plans.groups import Plan
 from psnode.records import checkpoint, retention, state_names
 from psnode.records.checkpoint import FULL, RESIDUALS
@@ -32,19 +32,24 @@ class Draft:
     def __init__(
         self, shard: StateHandle, model: torch.nn.Module, plan: Plan, meant: Collection[str], memory: SnapshotMemory
     ) -> None:
-        self._meant = meant
-        state, buffers = shard.state(), persistent_buffers(model)
-        self._buffers = {name: value for name, value in state.model.items() if name in buffers}
+        self._prepare(model, plan, meant)
+        self._hold(shard)
+        contents = (self._model, self._average, self._optimizer, self._replica)
+        self.snapshot = Snapshot((each for content in contents for each in content.tensors.values()), shard.memory(), memory)
+
+    def _prepare(self, model: torch.nn.Module, plan: Plan, meant: Collection[str]) -> None:
+        self._meant, self._plan, self._names_of_buffers = meant, state_names.digest(plan), frozenset(persistent_buffers(model))
+        self._wrecked: dict[str, str] = {}
+
+    def _hold(self, source: HeldState) -> None:
+        state, names = source.state(), self._names_of_buffers
+        self._buffers = {name: value for name, value in state.model.items() if name in names}
         self._model, self._average = (
-            content_of({name: value for name, value in tensors.items() if name not in buffers})
+            content_of({name: value for name, value in tensors.items() if name not in names})
             for tensors in (state.model, state.average)
         )
         self._optimizer, self._replica = content_of(state.optimizer), content_of(state.replica)
-        self._norms = shard.norms()
-        self._plan = state_names.digest(plan)
-        self._wrecked: dict[str, str] = {}
-        contents = (self._model, self._average, self._optimizer, self._replica)
-        self.snapshot = Snapshot((each for content in contents for each in content.tensors.values()), shard.memory(), memory)
+        self._norms = source.norms()
 
     def write_state(self) -> None:
         """Write the files that do not depend on workers' parts."""
@@ -117,3 +122,23 @@ class Draft:
 
     def _is_checked(self, name: str) -> bool:
         return name not in self._meant
+
+
+class JoinedDraft(Draft):
+    """Draft of a version whose state comes in `parts` from other ranks. `join` adds a part, in place of `write_state`."""
+
+    def __init__(
+        self, parts: StateParts, model: torch.nn.Module, plan: Plan, meant: Collection[str], memory: SnapshotMemory
+    ) -> None:
+        self._prepare(model, plan, meant)
+        self._parts = parts
+        self.snapshot = Snapshot((), (), memory)  # empty, since the parts are copies
+
+    def join(self, rank: int, content: bytes) -> None:
+        """Add the part of `rank`. After the last part, write the files that do not depend on workers' parts.
+
+        Raises PsnodeError if `content` is not the part of `rank`.
+        """
+        if self._parts.add(rank, content):
+            self._hold(self._parts)
+            self.write_state()

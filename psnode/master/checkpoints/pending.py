@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,9 +12,10 @@ import torch
 
 from psnode.errors import CheckpointError, WireError
 from psnode.exchange.shard.handle import StateHandle
+from psnode.exchange.shard.shard_events import StatePart
 from psnode.master.checkpoints.buffers import WorkerBuffers, unknown_buffer
 from psnode.master.checkpoints.checkpoint_thread import CheckpointThread
-from psnode.master.checkpoints.contents import Draft
+from psnode.master.checkpoints.contents import Draft, JoinedDraft
 from psnode.master.checkpoints.last_whole import LastWhole
 from psnode.master.checkpoints.soundness import Verdicts
 from psnode.master.events import Events
@@ -35,6 +37,7 @@ _MOST = 4
 class BegunCheckpoint:
     """A checkpoint that waits for parts of the ranks in `awaited`, or is `sealed` and waits for the disk.
 
+    `handing`: ranks that have to hand over their shard's state, which should come before the time `handed_by` (time.monotonic).
     `until`: if rounds close without the slowest workers, the checkpoint is published without the missing parts after this time.
     `facts`: entries of its manifest. `states`: by rank, the buffers in the parts that have come.
     """
@@ -43,6 +46,8 @@ class BegunCheckpoint:
     awaited: set[int]
     until: float
     facts: Mapping[str, object]
+    handing: set[int] = field(default_factory=set)
+    handed_by: float = math.inf
     states: dict[int, Tensors] = field(default_factory=dict)
     sealed: bool = False
     preferred: bool = True  # True if `latest` shall name the checkpoint, unless it is unsound
@@ -102,6 +107,7 @@ class PendingCheckpoints:
         meant = {name for name, value in own.items() if name not in trained and not tensorfile.is_finite(value)}  # e.g. masks
         self._meant = frozenset(meant - (self._rules.keys() - observed(model).keys()))  # observers begin with infinity
         self._draft = partial(Draft, shard, model, plan, self._meant)
+        self._joined = partial(JoinedDraft, model=model, plan=plan, meant=self._meant)
         self.last_whole = LastWhole(shard, self._draft, run.config.checkpoint_memory)
         if run.config.saves_amid:
             self._thread.prepare(partial(self._memory.prepare, size_of(shard.memory())))
@@ -111,8 +117,12 @@ class PendingCheckpoints:
 
     @property
     def missing(self) -> frozenset[int]:
-        """The workers whose parts are awaited."""
-        return frozenset(rank for pending in self._pending.values() for rank in pending.awaited)
+        """The workers whose parts are awaited, and the ranks that have not handed over their shard's state in time."""
+        return frozenset(
+            rank
+            for pending in self._pending.values()
+            for rank in pending.awaited | (pending.handing if time.monotonic() > pending.handed_by else set())
+        )
 
     @property
     def in_flight(self) -> bool:
@@ -124,8 +134,9 @@ class PendingCheckpoints:
 
     @property
     def writing(self) -> bool:
-        """True if some work of the writing thread is not done or not settled yet."""
-        return self._thread.busy
+        """True if work of the writing thread is not done or not settled yet, or shards still have time to hand over state."""
+        now = time.monotonic()
+        return self._thread.busy or any(each.handing and now <= each.handed_by for each in self._pending.values())
 
     def awaiting(self, rank: int) -> list[int]:
         """Return in ascending order the versions whose checkpoints wait for the part of `rank`."""
@@ -145,11 +156,15 @@ class PendingCheckpoints:
         with self._tracer.span("snapshot", step=version):
             if (staged := self._staged(version)) is None:
                 return False
-            draft = self._draft(self._memory)
+            parts = None if self.is_last(version) else self._shard.hand_over(version)  # nothing is trained beside the last
+            draft = self._draft(self._memory) if parts is None else self._joined(parts, memory=self._memory)
             draft.staged = staged
-        self._pending[version] = BegunCheckpoint(draft, set(ranks), until, facts or {})
+        pending = self._pending[version] = BegunCheckpoint(draft, set(ranks), until, facts or {})
         self._snapshots = (*self._snapshots, draft.snapshot)
-        self._write(version, draft.write_state)
+        if parts is None:
+            self._write(version, draft.write_state)
+        else:
+            pending.handing, pending.handed_by = set(parts.ranks), time.monotonic() + parts.seconds
         return True
 
     def begin_evaluated(self, version: int, rank: int, until: float) -> bool:
@@ -263,16 +278,27 @@ class PendingCheckpoints:
         pending.awaited.discard(frame.sender)
         self.publish()
 
+    def join(self, part: StatePart) -> None:
+        """Add the state that a shard on another rank has handed over, or ignore state that is not awaited."""
+        pending = self._pending.get(part.version)
+        if pending is None or part.rank not in pending.handing or not isinstance(pending.draft, JoinedDraft):
+            return
+        self._write(part.version, partial(pending.draft.join, part.rank, part.content))
+        pending.handing.discard(part.rank)
+        self.publish()
+
     def give_up(self, rank: int) -> None:
-        """Stop waiting for parts of `rank`. Parts that have come are kept."""
-        for pending in self._pending.values():
+        """Stop waiting for parts of `rank`, but keep those that have come. Give up checkpoints that lack its state of a shard."""
+        for version, pending in list(self._pending.items()):
             pending.awaited.discard(rank)
+            if rank in pending.handing:
+                self._abandon(version, CheckpointError(f"rank {rank} is lost and has not handed over the state"))
         self.publish()
 
     def publish(self) -> None:
         """Queue the publication of checkpoints in order, up to the first that still waits for a part."""
         for version, pending in list(self._pending.items()):
-            if pending.awaited:
+            if pending.awaited or pending.handing:
                 return
             if not pending.sealed:
                 pending.sealed = True

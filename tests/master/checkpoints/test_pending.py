@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +14,11 @@ import torch
 from torch import nn
 
 from psnode.config import Config
-from psnode.errors import WireError
+from psnode.errors import PsnodeError, WireError
 from psnode.exchange.shard.consistency import Synchronous
 from psnode.exchange.shard.shard import Shard
+from psnode.exchange.shard.shard_events import StatePart
+from psnode.exchange.shard.state import ShardState
 from psnode.master.checkpoints.pending import PendingCheckpoints
 from psnode.master.events import Events
 from psnode.protocol import wire
@@ -53,7 +57,14 @@ class Bench:
         return checkpoint.Checkpoint.open(path).tensors(checkpoint.MODEL)
 
 
-def bench(folder: Path, *, rounds_go_on: bool, keep_last: int = 0, mask: bool = False) -> Bench:
+def bench(
+    folder: Path,
+    *,
+    rounds_go_on: bool,
+    keep_last: int = 0,
+    mask: bool = False,
+    tell: Callable[[object], None] = lambda event: None,
+) -> Bench:
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
     if mask:
         model.register_buffer("mask", torch.full((3,), -torch.inf))
@@ -63,7 +74,7 @@ def bench(folder: Path, *, rounds_go_on: bool, keep_last: int = 0, mask: bool = 
         pass
     events = Events(folder)
     plan, tracer = small_plan(model, config), Tracer(0, enabled=False)
-    pending = PendingCheckpoints(run, shard, model, plan, tracer, events, workers=3, rounds_go_on=rounds_go_on)
+    pending = PendingCheckpoints(run, shard, model, plan, tracer, events, workers=3, rounds_go_on=rounds_go_on, tell=tell)
     return Bench(pending, shard, model, folder)
 
 
@@ -249,3 +260,95 @@ def test_a_buffer_that_is_not_the_same_everywhere_is_told_once(tmp_path: Path) -
             found.pending.take(Frame(Kind.STATE, wire.Flag.NONE, rank, 0, version, version, body))
     assert found.published == [5, 10]
     assert [version for version, _ in reasons(tmp_path, "differs")] == [5]
+
+
+class StateOfTwo:
+    """State of a shard on ranks 1 and 2, which hands over the text of its rank."""
+
+    ranks, seconds = frozenset({1, 2}), 30.0
+
+    def __init__(self, shard: Shard) -> None:
+        self.shard, self.left = shard, {1, 2}
+
+    def add(self, rank: int, content: bytes) -> bool:
+        if content != b"%d" % rank:
+            raise PsnodeError(f"not the state of rank {rank}")
+        self.left.discard(rank)
+        return not self.left
+
+    def state(self) -> ShardState:
+        return self.shard.state()
+
+    def norms(self) -> dict[str, torch.Tensor]:
+        return {}
+
+
+@pytest.fixture
+def coming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    found = bench(tmp_path, rounds_go_on=False)
+    monkeypatch.setattr(found.shard, "hand_over", lambda version: StateOfTwo(found.shard))
+    return found
+
+
+def give(found: Bench, version: int, state_first: bool) -> None:
+    """Hand in all that the checkpoint of `version` awaits."""
+    for state in (state_first, not state_first):
+        assert found.published == []
+        assert found.pending.in_flight
+        for rank in (1, 2):
+            if state:
+                found.pending.join(StatePart(rank, version, b"%d" % rank))
+            else:
+                found.part(version, rank, 4.0)
+
+
+@pytest.mark.parametrize("state_first", [True, False])
+def test_state_on_other_ranks_and_the_parts_of_workers_come_in_any_order(coming: Bench, state_first: bool) -> None:
+    assert coming.pending.begin(5, [1, 2], 0.0)
+    give(coming, 5, state_first)
+    assert (coming.published, len(coming.pending)) == ([5], 0)
+    assert coming.tensors(5)["1.running_mean"].tolist() == [4.0] * 3
+    assert not coming.pending.in_flight
+
+
+def test_one_without_the_state_of_a_lost_rank_is_given_up(coming: Bench, tmp_path: Path) -> None:
+    coming.pending.begin(5, [1, 2], 0.0)
+    for rank in (1, 2):
+        coming.part(5, rank, 4.0)
+    coming.pending.join(StatePart(1, 5, b"1"))
+    coming.pending.give_up(2)
+    coming.pending.join(StatePart(2, 5, b"2"))  # too late
+    assert (coming.published, len(coming.pending)) == ([], 0)
+    assert not coming.pending.in_flight
+    assert reasons(tmp_path, "not saved") == [
+        (5, "its checkpoint cannot be written: rank 2 is lost and has not handed over the state")
+    ]
+    assert not list((tmp_path / checkpoint.CHECKPOINTS).glob(".step*"))
+
+
+def test_a_rank_that_does_not_hand_over_is_missing_once_its_time_has_passed(
+    coming: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coming.pending.begin(5, [], 0.0)
+    assert (coming.pending.missing, coming.pending.writing) == (set(), True)
+    later = time.monotonic() + StateOfTwo.seconds + 1
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    assert (coming.pending.missing, coming.pending.writing) == ({1, 2}, False)
+
+
+def test_a_state_that_cannot_be_true_ends_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[object] = []
+    found = bench(tmp_path, rounds_go_on=False, tell=told.append)
+    monkeypatch.setattr(found.shard, "hand_over", lambda version: StateOfTwo(found.shard))
+    found.pending.begin(5, [], 0.0)
+    found.pending.join(StatePart(1, 5, b"x"))
+    found.pending.finish()
+    assert [str(error) for error in told if isinstance(error, PsnodeError)] == ["not the state of rank 1"]
+
+
+def test_the_last_one_waits_for_the_state(coming: Bench) -> None:
+    """Nothing is trained beside it, and the job needs the state for its summary."""
+    coming.pending.is_last = lambda version: True
+    coming.pending.begin(5, [], 0.0)
+    coming.pending.publish()
+    assert coming.published == [5]

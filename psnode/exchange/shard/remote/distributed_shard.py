@@ -11,6 +11,7 @@ import torch
 from psnode.codecs.arrays import Floats
 from psnode.errors import TransportError, WireError
 from psnode.exchange.routes.route import Route, need_all
+from psnode.exchange.shard.remote.coming_state import ComingState
 from psnode.exchange.shard.remote.copied_groups import CopiedGroups
 from psnode.exchange.shard.remote.fetched_state import FetchedState
 from psnode.exchange.shard.remote.gathered_state import starting_state
@@ -25,7 +26,7 @@ from psnode.exchange.shard.remote.shared_norm import FoundNorm, NormOfShards
 from psnode.exchange.shard.remote.sound_events import fits
 from psnode.exchange.shard.remote.withdrawal import withdraw_from_all
 from psnode.exchange.shard.shard import Shard
-from psnode.exchange.shard.shard_events import GroupClosed, Squares, Took
+from psnode.exchange.shard.shard_events import GroupClosed, Squares, StatePart, Took
 from psnode.exchange.shard.state import ShardState
 from psnode.exchange.update.served_model import ServedModel
 from psnode.plans.groups import Plan
@@ -90,6 +91,7 @@ class DistributedShard:
         self._seconds: dict[str, float] = {}
         self._norm = NormOfShards(self._parts, estimates=estimates)
         self._tell: Callable[[int], None] = lambda group: None
+        self._coming: dict[int, int] = {}  # versions of states that are handed over, by the number of the order
         self._state = FetchedState(self._answers_with_state, self._parts, plan, weights, self._own)
 
     def __enter__(self) -> Self:
@@ -252,7 +254,7 @@ class DistributedShard:
         for name, value in seconds.items():
             self._seconds[name] = max(self._seconds.get(name, 0.0), value)
 
-    def take(self, frame: Frame) -> ShardEvent | None:
+    def take(self, frame: Frame) -> ShardEvent | StatePart | None:
         """Return the event in a frame of a shard, or None if only this handle uses the event.
 
         Late answers and all frames of withdrawn ranks are dropped. Raises PsnodeError for an event that cannot be true, since the
@@ -260,6 +262,10 @@ class DistributedShard:
         gradients, and TransportError if one shard cannot read a frame that other shards may have read.
         """
         self._calls.heard(frame.sender)
+        if frame.kind is Kind.ANSWER and frame.step in self._coming and frame.sender not in self._withdrawn:
+            part = StatePart(frame.sender, self._coming[frame.step], bytes(frame.body))
+            frame.release()
+            return part
         if frame.kind is Kind.ANSWER or frame.sender in self._withdrawn:
             frame.release()
             return None
@@ -363,6 +369,20 @@ class DistributedShard:
         """Return copies of model, optimizer and y."""
         return self._state.copies()
 
+    def hand_over(self, version: int) -> ComingState:
+        """Order the shards to hand over their state of `version`, the newest. Their parts come with events of type StatePart.
+
+        If shards have the same groups, only the shard with the lowest rank hands over its state.
+        """
+        ranks = self._calls.ranks[:1] if self._copied.exist else self._calls.ranks
+        found = ComingState(self._plan, {rank: self._parts[rank] for rank in ranks}, self._weights, self._state_seconds)
+        if self._own is not None:
+            found.hold(self._parts[MASTER], self._own.files())
+        number = self._calls.order("hand_over", to=ranks)
+        self._coming = {number: version}  # answers to earlier orders are no longer awaited
+        self._calls.later = {number}
+        return found
+
     def memory(self) -> list[list[torch.Tensor]]:
         """Return empty lists, since `state` returns copies."""
         return [[] for _ in self._plan.groups]
@@ -388,11 +408,14 @@ class DistributedShard:
         """Return an empty dictionary, since late gradients do not wait."""
         return {}
 
+    @property
+    def _state_seconds(self) -> float:
+        return self._patience + _STATE_MODELS * 4 * self._plan.size / _LEAST_RATE
+
     def _answers_with_state(self) -> Iterator[tuple[int, Frame]]:
         """Ask one shard after another for its state. If shards have the same groups, any shard that answers is enough."""
-        patience = self._patience + _STATE_MODELS * 4 * self._plan.size / _LEAST_RATE
         for rank in self._calls.ranks:
-            answers = self._calls.ask("state", patience, to=[rank])
+            answers = self._calls.ask("state", self._state_seconds, to=[rank])
             yield from answers.items()
             if answers and self._copied.exist:
                 return

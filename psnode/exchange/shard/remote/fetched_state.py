@@ -7,18 +7,16 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 
 from psnode.codecs.arrays import Floats
-from psnode.errors import WireError
-from psnode.exchange.shard.remote.gathered_state import JoinedState, check
+from psnode.exchange.shard.remote.coming_state import files_of_answer, flat, shard_state
+from psnode.exchange.shard.remote.gathered_state import JoinedState
 from psnode.exchange.shard.remote.own_shard import OwnShard
-from psnode.exchange.shard.remote.shard_calls import broken
-from psnode.exchange.shard.remote.shard_messages import unpack_files
 from psnode.exchange.shard.state import ShardState
 from psnode.exchange.update.served_model import ServedModel
 from psnode.plans.groups import Plan
 from psnode.plans.part import PlanPart
 from psnode.plans.roles import MASTER
 from psnode.protocol.wire import Frame
-from psnode.records import checkpoint, state_names
+from psnode.records import checkpoint
 
 Tensors = dict[str, torch.Tensor]
 
@@ -47,36 +45,21 @@ class FetchedState:
         """y, flat in the order of the plan."""
         files = self._files()
         named = files.get(checkpoint.REPLICA) or {f"replica/{name}": value for name, value in files[checkpoint.MODEL].items()}
-        found: Floats = self._flat({name.partition("/")[2]: value for name, value in named.items()}).numpy()
+        found: Floats = flat({name.partition("/")[2]: value for name, value in named.items()}, self._plan).numpy()
         return found
 
     def digest(self) -> str:
         """Return xxh3_128 of the bytes of all weights."""
-        self._flat(self._files()[checkpoint.MODEL], self._weights.vector)
+        flat(self._files()[checkpoint.MODEL], self._plan, out=self._weights.vector)
         return self._weights.digest()
 
     def copies(self) -> ShardState:
         """Return copies of model, optimizer and y."""
-        files = self._files()
-        vector = self._flat(files[checkpoint.MODEL])
-        average = files.get(checkpoint.EMA) or {}
-        return ShardState(
-            self._weights.state(vector),
-            dict(files.get(checkpoint.OPTIMIZER, {})),
-            dict(files.get(checkpoint.REPLICA, {})),
-            self._weights.state(self._flat(average)) if average else {},
-        )
+        return shard_state(self._files(), self._plan, self._weights)
 
     def norms(self) -> Tensors:
         """Return the norms with which later pushes are compared."""
         return dict(self._files().get(checkpoint.NORMS, {}))
-
-    def _flat(self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the tensors flat in the order of the plan, in `out` if it is given."""
-        vector = torch.empty(self._plan.size) if out is None else out
-        for name, where in state_names.places(self._plan).items():
-            vector[where] = tensors[name].reshape(-1)
-        return vector
 
     def _files(self) -> dict[str, Tensors]:
         """Return the tensors of all groups, by file of a checkpoint."""
@@ -85,16 +68,8 @@ class FetchedState:
             if self._own is not None:
                 known.add(self._parts[MASTER], self._own.files())
             for rank, frame in self._fetch():
-                known.add(self._parts[rank], self._unpacked(rank, frame))
+                content = bytes(frame.body)
+                frame.release()  # before its tensors are copied once more
+                known.add(self._parts[rank], files_of_answer(rank, self._parts[rank], content))
             self._known = known
         return self._known.files
-
-    def _unpacked(self, rank: int, frame: Frame) -> dict[str, Tensors]:
-        content = bytes(frame.body)
-        frame.release()  # before its tensors are copied once more
-        try:
-            files, _ = unpack_files(content, rank)
-            check(self._parts[rank], files, rank)
-        except WireError as error:
-            raise broken(rank, error) from error
-        return files

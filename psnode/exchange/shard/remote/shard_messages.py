@@ -1,7 +1,7 @@
 """Bodies of the messages between the master and a shard on another rank: ORDER, ANSWER and EVENT frames (docs/wire-format.md).
 
 An order holds the name of a method of the shard's handle, and its arguments. An event is one that the shard has posted to its
-inbox. Both are JSON, which is checked when it is read. The answer to the order "state" is a safetensors file.
+inbox. Both are JSON, which is checked when it is read. The answers to the orders "state" and "hand_over" are safetensors files.
 """
 
 from __future__ import annotations
@@ -111,9 +111,17 @@ def unpack_event(body: Bytes, source: int) -> ShardEvent:
 
 def pack_files(files: Mapping[str, Tensors], facts: Mapping[str, Any]) -> bytes:
     """Return a safetensors file that holds tensors, by file of a checkpoint, and entries of its manifest."""
+    return tensorfile.dump(_named(files, facts))
+
+
+def content_of_files(files: Mapping[str, Tensors], facts: Mapping[str, Any]) -> tensorfile.Content:
+    """Return the content of the file that `pack_files` returns, as views of the tensors' memory if possible."""
+    return tensorfile.content_of(_named(files, facts))
+
+
+def _named(files: Mapping[str, Tensors], facts: Mapping[str, Any]) -> Tensors:
     tensors = {f"{file}{_SEPARATOR}{name}": value for file, found in files.items() for name, value in found.items()}
-    text = torch.frombuffer(bytearray(to_json(dict(facts)).encode()), dtype=torch.uint8)
-    return tensorfile.dump({**tensors, _FACTS: text})
+    return {**tensors, _FACTS: torch.frombuffer(bytearray(to_json(dict(facts)).encode()), dtype=torch.uint8)}
 
 
 def unpack_files(body: Bytes | bytes, source: int) -> tuple[dict[str, Tensors], dict[str, Any]]:

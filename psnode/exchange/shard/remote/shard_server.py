@@ -24,6 +24,7 @@ from psnode.exchange.shard.remote.shard_messages import (
     pack_result,
     unpack_files,
 )
+from psnode.exchange.shard.remote.state_sender import StateSender
 from psnode.exchange.shard.shard import Shard
 from psnode.exchange.shard.shard_events import GroupClosed, NotApplied, Refused, Scaled, Squares, Took
 from psnode.exchange.update.weight_vector import WeightsWithoutModel
@@ -80,6 +81,8 @@ class ShardServer:
             coding, part.groups, config, WeightsWithoutModel.of(part, weights), link, rule, self._rate, routes, tracer,
             parameter_groups=parameter_groups, own_optimizer=own_optimizer,
         )  # fmt: skip
+        self._states = StateSender(link, self._shard, tracer, config.checkpoint_memory)
+        self._saves_amid = config.saves_amid
         self._unfinished: set[int] = set()
         self._version = step - 1  # version of the open round, or of the last round
         # frames of the next round, which the master has not opened here yet; by sender and group, with group -1 for SKIP_STEP
@@ -120,6 +123,8 @@ class ShardServer:
                 return
             except (Exception, SystemExit) as error:
                 self._link.fail(MASTER, error)
+            finally:
+                self._states.close()
 
     def _next(self) -> object:
         while True:
@@ -213,6 +218,9 @@ class ShardServer:
         if self._kept is not None:
             self._kept.clear()
         self._shard.open(Round(version, first_step, steps))
+        if self._saves_amid:
+            self._states.prepare()
+            self._saves_amid = False
         early, self._early = self._early, {}
         for frame in early.values():
             self._take(frame)
@@ -222,6 +230,9 @@ class ShardServer:
         frame.release()
         if order.name == "state":
             self._link.send(MASTER, Kind.ANSWER, pack_files(state_files(self._shard), {}), step=frame.step)
+            return
+        if order.name == "hand_over":
+            self._states.begin(frame.step)
             return
         if order.name == "hand" and self._kept is not None:
             self._link.send(MASTER, Kind.ANSWER, self._kept.sealed(job=self._link.job, **order.arguments), step=frame.step)

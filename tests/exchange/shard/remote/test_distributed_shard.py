@@ -15,7 +15,7 @@ from psnode.exchange.routes.topologies import gather, mesh
 from psnode.exchange.shard.median_clipping import Clipped
 from psnode.exchange.shard.remote.distributed_shard import DistributedShard
 from psnode.exchange.shard.remote.shard_messages import Order, ShardEvent, pack_event, pack_files
-from psnode.exchange.shard.shard_events import GroupClosed, NotApplied, Refused, Squares, Took
+from psnode.exchange.shard.shard_events import GroupClosed, NotApplied, Refused, Squares, StatePart, Took
 from psnode.exchange.update.served_model import ServedModel
 from psnode.plans.roles import Layout
 from psnode.plans.rule import make_plan
@@ -168,6 +168,62 @@ def test_a_silent_shard_is_named_and_other_frames_are_kept() -> None:
 
 def test_late_answers_are_dropped() -> None:
     assert Job().shard.take(Frame(Kind.ANSWER, Flag.NONE, 1, 0, 1, 0, np.zeros(0, np.uint8))) is None
+
+
+def handed_over(job: Job, rank: int, number: int, body: bytes) -> StatePart:
+    part = job.shard.take(Frame(Kind.ANSWER, Flag.NONE, rank, 0, number, 0, np.frombuffer(body, np.uint8)))
+    assert isinstance(part, StatePart)
+    return part
+
+
+def test_state_that_is_handed_over_comes_in_events_and_is_whole_after_the_last() -> None:
+    job = Job()
+    state = job.shard.hand_over(7)
+    assert [job.orders(rank)[-1].name for rank in (1, 2)] == ["hand_over"] * 2
+    assert state.ranks == {1, 2}
+    for rank, last in ((2, False), (1, True)):
+        part = handed_over(job, rank, 3, job.state(rank))
+        assert part[:2] == (rank, 7)
+        assert state.add(rank, part.content) is last
+    for rank, group in job.groups.items():
+        where = job.plan.groups[group]
+        named = [name for name, place in job.plan.slices().items() if where.start <= place.start < where.stop]
+        assert all(bool((state.state().model[name] == rank).all()) for name in named)
+
+
+def test_state_that_comes_while_another_answer_is_awaited_is_not_lost() -> None:
+    job = Job()
+    job.shard.hand_over(7)
+    job.answer(1, 3, job.state(1))
+    for rank in (1, 2):
+        job.answer(rank, 4, b"[[]]")
+    assert job.shard.missing
+    assert handed_over(job, 1, 3, bytes(FrameChannel(job.ends[0]).next(0.1).body)).rank == 1  # type: ignore[attr-defined]
+
+
+def test_state_of_an_earlier_order_is_dropped() -> None:
+    job = Job()
+    job.shard.hand_over(7)
+    job.shard.hand_over(9)
+    assert job.shard.take(Frame(Kind.ANSWER, Flag.NONE, 1, 0, 3, 0, np.zeros(0, np.uint8))) is None
+    assert handed_over(job, 1, 4, job.state(1)).version == 9
+
+
+def test_of_shards_of_the_same_groups_the_first_hands_over() -> None:
+    job = Job(gather)
+    state = job.shard.hand_over(7)
+    assert state.ranks == {1}
+    assert [[order.name for order in job.orders(rank)] for rank in (1, 2)] == [["admit", "open", "hand_over"], ["admit", "open"]]
+    content = pack_files({checkpoint.MODEL: {name: torch.full((size,), 7.0) for name, size in job.sizes().items()}}, {})
+    assert state.add(1, content)
+    assert all(bool((value == 7).all()) for value in state.state().model.values())
+
+
+@pytest.mark.parametrize("broken", [b"", b"[]", pack_files({}, {})], ids=["nothing", "a list", "no weights"])
+def test_state_without_the_weights_names_the_rank(broken: bytes) -> None:
+    state = Job().shard.hand_over(7)
+    with pytest.raises(PsnodeError, match=r"^rank 2 has sent a message about its part"):
+        state.add(2, broken)
 
 
 BOTH = (AddedGradient(1, 1, 0), AddedGradient(2, 1, 0))
