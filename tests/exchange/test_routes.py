@@ -114,6 +114,22 @@ def test_the_largest_groups_go_where_they_fill_the_least_of_a_share() -> None:
     assert by_size == {9: 0, 8: 1, 6: 2, 5: 0, 1: 2}
 
 
+@pytest.mark.parametrize("topology", ["mesh", "mesh:master=auto"])
+def test_every_group_goes_where_no_other_rank_would_be_better(topology: str) -> None:
+    """Compare with a trial of every rank for every group, the largest group first; of equal ranks the lowest has it."""
+    rng = np.random.default_rng(4)
+    for workers in (1, 2, 3, 7, 30):
+        plan = plan_of([int(size) for size in rng.choice([8, 8, 16, 999, *rng.integers(1, 1000, 4)], 90)])
+        shares = dict.fromkeys(range(1, workers + 1), 1) | ({MASTER: 2} if topology != "mesh" else {})
+        loads, expected = dict.fromkeys(shares, 0), {}
+        for group in sorted(plan.groups, key=lambda group: (-group.size, group.index)):
+            trials = {rank: Fraction(load + group.size, shares[rank]) for rank, load in loads.items()}
+            expected[group.index] = chosen = min(trials, key=lambda rank: (trials[rank], rank))
+            loads[chosen] += group.size
+        found = [route.root for route in routes_of(Layout(workers), plan, topology)]
+        assert found == [expected[group.index] for group in plan.groups]
+
+
 @pytest.mark.parametrize("servers", [1, 2, 3, 5])
 def test_servers_have_equal_parts_and_all_workers_send_to_them(servers: int) -> None:
     layout = Layout(2, servers=servers - 1)

@@ -5,6 +5,7 @@ Only this package, and the setting that selects a topology, refer to topologies 
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from string import digits
@@ -59,11 +60,16 @@ def _dealt(layout: Layout, plan: Plan, shares: Mapping[int, int]) -> tuple[Route
     its share. With equal shares this is the longest-processing-time rule (Graham, SIAM Journal on Applied Mathematics 1969),
     whose largest load is at most 4/3 of the least possible one.
     """
-    loads = dict.fromkeys(shares, 0)
+    heaps: dict[int, list[tuple[int, int]]] = {}  # by share, the loads and ranks; with equal shares the least load is least
+    for rank, share in shares.items():
+        heapq.heappush(heaps.setdefault(share, []), (0, rank))
     roots: dict[int, int] = {}
     for group in sorted(plan.groups, key=lambda group: (-group.size, group.index)):
-        roots[group.index] = root = min(loads, key=lambda rank: (Fraction(loads[rank] + group.size, shares[rank]), rank))
-        loads[root] += group.size
+        size = group.size
+        share = min(heaps, key=lambda share: (Fraction(heaps[share][0][0] + size, share), heaps[share][0][1]))
+        load, root = heaps[share][0]
+        heapq.heapreplace(heaps[share], (load + size, root))
+        roots[group.index] = root
     return tuple(Route(roots[group.index], layout.readers) for group in plan.groups)
 
 
