@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from psnode.config.amounts import counted, milliseconds, proportion
 from psnode.errors import ConfigurationError
 from psnode.jobs.planning.ddp_step import ddp_bytes, ddp_step, sums_of
-from psnode.jobs.planning.job_step import job_step
-from psnode.jobs.planning.profile import Profile
+from psnode.jobs.planning.job_step import StepTime, job_step
+from psnode.jobs.planning.profile import Profile, SchemeCosts
+from psnode.jobs.planning.routing.folded_step import bytes_sent, folded_step, folds
 from psnode.jobs.planning.routing.route_lines import loads_of
 from psnode.jobs.planning.routing.routed_groups import USUAL, fits, routed
 from psnode.jobs.planning.scenario import Scenario
@@ -105,12 +106,18 @@ def _of_scheme(profile: Profile, name: str, scenario: Scenario, topology: str) -
         groups = routed(profile, name, topology, scenario.workers)
         costs, routes = groups.costs, groups.routes
         if (frames := groups.frames) > _MOST_FRAMES:
-            raise _TooLargeError(
-                f"a step of {counted(frames, 'frame')} with gradients takes too long to predict under --topology {topology}: ask "
-                "for fewer workers"
-            )
+            if not folds(groups, scenario):
+                raise _TooLargeError(
+                    f"a step of {counted(frames, 'frame')} with gradients takes too long to predict under --topology {topology}: "
+                    "ask for fewer workers"
+                )
+            sent = max(bytes_sent(groups, groups.layout.computing[place]) for place in (0, -1))
+            return _forecast(name, folded_step(profile, groups, scenario), sent, costs, topology)
         sent = max(load.sent for load in loads_of(groups) if load.rank in groups.layout.computing)
-    step = job_step(profile, costs, scenario, routes)
+    return _forecast(name, job_step(profile, costs, scenario, routes), sent, costs, topology)
+
+
+def _forecast(name: str, step: StepTime, sent: int, costs: SchemeCosts, topology: str) -> Forecast:
     return Forecast(
         name, step.seconds, step.spent, step.cores, step.binds, sent, costs.lossy, costs.doubtful, costs.accuracy,
         topology=topology,

@@ -18,7 +18,7 @@ from psnode.plans.prediction import MOST_SPANS, PredictedSpan
 from psnode.plans.roles import MASTER as MASTER_RANK
 from psnode.plans.roles import Layout
 
-_STEPS = 5  # simulated steps; only the last one counts, since the pipeline is steady by then
+STEPS = 5  # simulated steps; only the last one counts, since the pipeline is steady by then
 _DIGITS, _TOUCHING = 7, 2e-7  # decimals of the seconds of spans; seconds between spans that count as touching
 
 
@@ -41,7 +41,7 @@ def step_without_links(profile: Profile, costs: SchemeCosts) -> float:
     """Return the modelled seconds of a worker's step on the measured host if nothing else runs and weights arrive immediately."""
     graph = Graph()
     scenario = Scenario(1, None, 0.0, profile.host.cores)
-    worker = _Worker(graph, HostModels(graph, scenario, profile.host, ranks=1), 0, profile, costs, [])
+    worker = StepWorker(graph, HostModels(graph, scenario, profile.host, ranks=1), 0, profile, costs, [])
     encoded = worker.step([[] for _ in costs.groups], [])
     end = graph.add(PASSES, 0, [], [*encoded, worker.last])
     return float(graph.run().end[end])
@@ -113,11 +113,11 @@ class _Job:
         self.begins: list[list[int]] = []
         self._connections: dict[tuple[int, int], int] = {}
         self._costs = costs
-        self._roots = {rank: _Root(graph, hosts, rank, groups, costs, scenario) for rank, groups in roots.items()}
-        workers = [_Worker(graph, hosts, rank, profile, costs, self.notes) for rank in layout.computing]
+        self._roots = {rank: StepRoot(graph, hosts, rank, groups, costs, scenario) for rank, groups in roots.items()}
+        workers = [StepWorker(graph, hosts, rank, profile, costs, self.notes) for rank in layout.computing]
         arrived: list[list[list[int]]] = [[[] for _ in costs.groups] for _ in workers]
         complete: list[list[int]] = [[] for _ in workers]
-        for _ in range(_STEPS):
+        for _ in range(STEPS):
             self.notes.append([])
             frames: list[dict[int, list[int]]] = [{root: [] for root in route.roots} for route in routes]
             marks = []
@@ -171,7 +171,7 @@ def steady(graph: Graph, hosts: HostModels, begins: Sequence[Sequence[int]]) -> 
     return StepTime(stop - start, spent, hosts.cores_in_use(schedule, start, stop))
 
 
-class _Worker:
+class StepWorker:
     """A worker's threads. `backward`: the first activity of the last step's backward pass; `last`: the worker's last activity."""
 
     def __init__(
@@ -218,7 +218,7 @@ class _Worker:
             self._notes[-1].append(_Note(kind, self.rank, group, activity, activity))
 
 
-class _Root:
+class StepRoot:
     """The threads of the shard on `rank`, the root of `groups`: the thread that takes frames, and the lanes."""
 
     def __init__(
@@ -229,15 +229,21 @@ class _Root:
         lanes = [graph.queue() for _ in range(most_lanes(scenario.cores, len(groups)))]
         self._lanes = {group: lanes[place % len(lanes)] for place, group in enumerate(groups)}
 
-    def handle(self, arrived: int) -> int:
-        """Add the work of the thread that takes frames on a frame that arrives with the activity `arrived`."""
-        return self._hosts.compute(MASTER, self._rank, self._costs.bookkeeping, [arrived], queue=self._main)
+    def handle(self, arrived: int, copies: int = 1) -> int:
+        """Add the work of the thread that takes frames on `copies` frames that arrive with the activity `arrived`."""
+        return self._hosts.compute(MASTER, self._rank, copies * self._costs.bookkeeping, [arrived], queue=self._main)
 
-    def close(self, index: int, frames: Sequence[int], notes: list[_Note]) -> int:
-        """Add the decoding of a group's frames and its update; return the activity after which its weights can be sent."""
+    def close(self, index: int, frames: Sequence[int], notes: list[_Note], copies: Sequence[int] | None = None) -> int:
+        """Add the decoding of a group's frames and its update; return the activity after which its weights can be sent.
+
+        `copies`: the number of frames that arrive with each activity in `frames`; by default one.
+        """
         group: GroupCosts = self._costs.groups[index]
         lane, rank = self._lanes[index], self._rank
-        decoded = [self._hosts.compute(MASTER, rank, group.decode, [frame], queue=lane, urgency=-index) for frame in frames]
+        decoded = [
+            self._hosts.compute(MASTER, rank, count * group.decode, [frame], queue=lane, urgency=-index)
+            for frame, count in zip(frames, copies or [1] * len(frames), strict=True)
+        ]
         updated = self._hosts.compute(MASTER, rank, group.update, decoded, queue=lane, urgency=-index)
         notes += [_Note("decode", rank, index, each, each) for each in decoded]
         notes.append(_Note("update", rank, index, updated, updated))

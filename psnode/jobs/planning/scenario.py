@@ -54,7 +54,7 @@ class HostModels:
     """The hosts of `ranks` ranks in a graph, one host for each rank, in a scenario."""
 
     def __init__(self, graph: Graph, scenario: Scenario, costs: HostCosts, *, ranks: int) -> None:
-        self._graph, self._costs = graph, costs
+        self._graph, self.costs = graph, costs
         self._delay = graph.resource(Resource(float("inf"), 1.0))
         self._uneven = scenario.uneven
         self._half_trip = scenario.round_trip / 2
@@ -87,7 +87,7 @@ class HostModels:
         `connection`: the queue of the message. `by_mpi`: True if the message goes through MPI, which also costs a fixed time at
         each end.
         """
-        costs = self._costs
+        costs = self.costs
         message, send, receive = (costs.message, costs.sends, costs.takes) if by_mpi else (0.0, costs.send, costs.receive)
         graph, ends = self._graph, (self.hosts[source], self.hosts[target])
         follows = tuple(follows)

@@ -110,7 +110,7 @@ def test_a_topology_with_too_many_frames_is_left_out_with_a_line(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     profile().save(tmp_path / "profile.json")
-    asked = ["plan", "-n", "80", "--rate", "1gbit", "--profile", str(tmp_path / "profile.json")]
+    asked = ["plan", "-n", "80", "--one-machine", "--rate", "1gbit", "--profile", str(tmp_path / "profile.json")]
     assert main([*asked, "--topology", "gather"]) == 2
     assert "takes too long to predict under --topology gather" in capsys.readouterr().err
     assert main([*asked, "--topology", "auto", *words]) == 0

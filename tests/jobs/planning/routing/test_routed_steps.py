@@ -205,6 +205,14 @@ def test_forecasts_of_several_topologies_stand_side_by_side_and_the_verdict_name
     assert told.endswith(" with --topology star")
 
 
+def test_a_mesh_of_many_workers_has_a_forecast_too() -> None:
+    """A megabyte is 16 groups of the least size; a worker with one of them sends it to 399 others, and they have 16 roots."""
+    [row] = [row for row in forecasts(measured(), Scenario(400, RATE, 0.0, 4), ("mesh",)) if not row.peer]
+    weights, gradient = 399 * (52 + 65_536), 15 * (52 + 1638.4)
+    assert row.sent == pytest.approx(weights + gradient, rel=1e-4)
+    assert weights / 1e6 < row.seconds < 2.22 + (399 * 0.4 + 400 * (52 + 1638.4) / 1e6) / 4 + (weights + gradient) / 1e6
+
+
 def test_of_topologies_within_two_percent_the_usual_one_is_the_best() -> None:
     star, mesh = (Forecast("dense", each, {}, 0.1, "link", 1, topology=name) for name, each in (("star", 1.01), ("mesh", 1.0)))
     assert judge([mesh, star]).best is star
@@ -215,7 +223,9 @@ def test_of_topologies_within_two_percent_the_usual_one_is_the_best() -> None:
 
 def test_what_cannot_be_predicted_is_refused_in_one_line() -> None:
     with pytest.raises(ConfigurationError, match=r"takes too long to predict under --topology mesh: ask for fewer workers$"):
-        forecasts(measured(), Scenario(400, RATE, 0.0, 4), ("mesh",))
+        forecasts(replace(measured(), ddp={}), Scenario(400, RATE, 0.0, 4, shared=True), ("mesh",))
+    with pytest.raises(ConfigurationError, match=r"under --topology star:down=tree: ask for fewer workers$"):
+        forecasts(replace(measured(), ddp={}), Scenario(6000, RATE, 0.0, 4), ("star:down=tree",))
     old = Profile("model", 1, 0.1, 0.2, 0.0, (), FREE, {"qsgd": scheme({"up": 1})}, {})
     with pytest.raises(ConfigurationError, match="this profile holds no plans, since an earlier version wrote it"):
         forecasts(old, Scenario(2, RATE, 0.0, 4), ("mesh",))
