@@ -17,6 +17,7 @@ from psnode import run
 from psnode.config import Config
 from psnode.config.schemes import SCHEMES
 from psnode.errors import ConfigurationError
+from psnode.exchange.shard.remote import state_sender
 from psnode.exchange.shard.remote.shard_server import ShardServer
 from psnode.exchange.shard.remote.state_sender import StateSender
 from psnode.records import checkpoint
@@ -158,8 +159,8 @@ def saved(run: Checkpoint) -> list[Checkpoint]:
 def test_state_is_handed_over_while_later_rounds_change_it(
     tmp_path: Path, once: Once, monkeypatch: pytest.MonkeyPatch, topology: str
 ) -> None:
-    """The first states are not sent before two more rounds have begun, which would never begin if they waited for the states."""
-    later, opened, real_open, real_send = threading.Event(), [0], ShardServer._open, StateSender._send
+    """The first states are not read before two more rounds have begun, which would never begin if they waited for the states."""
+    later, opened, real_open, real_read = threading.Event(), [0], ShardServer._open, StateSender._read
 
     def open_(self: ShardServer, version: int, first_step: int, steps: int, lr: float) -> None:
         opened[0] = max(opened[0], version)
@@ -167,12 +168,13 @@ def test_state_is_handed_over_while_later_rounds_change_it(
             later.set()
         real_open(self, version, first_step, steps, lr)
 
-    def send(self: StateSender, *arguments: Any) -> None:
+    def read(self: StateSender, *arguments: Any) -> None:
         assert later.wait(60)
-        real_send(self, *arguments)
+        real_read(self, *arguments)
 
     monkeypatch.setattr(ShardServer, "_open", open_)
-    monkeypatch.setattr(StateSender, "_send", send)
+    monkeypatch.setattr(StateSender, "_read", read)
+    monkeypatch.setattr(state_sender, "PIECE", 1000)
     one, other = saved(once(6, CENTRAL, AMID)), saved(trained(tmp_path / "other", 6, topology, AMID))
     assert [each.step for each in other] == [each.step for each in one]
     assert [differences(*pair) for pair in zip(one, other, strict=True)] == [[]] * len(one)

@@ -16,6 +16,7 @@ from psnode.exchange.shard.remote.copied_groups import CopiedGroups
 from psnode.exchange.shard.remote.fetched_state import FetchedState
 from psnode.exchange.shard.remote.gathered_state import starting_state
 from psnode.exchange.shard.remote.own_shard import OwnShard
+from psnode.exchange.shard.remote.pieces_of_state import PiecesOfState
 from psnode.exchange.shard.remote.shard_calls import ShardCalls, broken, cannot_go_on
 from psnode.exchange.shard.remote.shard_messages import (
     ShardEvent,
@@ -91,7 +92,7 @@ class DistributedShard:
         self._seconds: dict[str, float] = {}
         self._norm = NormOfShards(self._parts, estimates=estimates)
         self._tell: Callable[[int], None] = lambda group: None
-        self._coming: dict[int, int] = {}  # versions of states that are handed over, by the number of the order
+        self._pieces: PiecesOfState | None = None  # of the state that is handed over, or was the last to be handed over
         self._state = FetchedState(self._answers_with_state, self._parts, plan, weights, self._own)
 
     def __enter__(self) -> Self:
@@ -262,10 +263,8 @@ class DistributedShard:
         gradients, and TransportError if one shard cannot read a frame that other shards may have read.
         """
         self._calls.heard(frame.sender)
-        if frame.kind is Kind.ANSWER and frame.step in self._coming and frame.sender not in self._withdrawn:
-            part = StatePart(frame.sender, self._coming[frame.step], bytes(frame.body))
-            frame.release()
-            return part
+        if frame.kind is Kind.ANSWER and self._pieces is not None and self._pieces.awaits(frame):
+            return self._pieces.take(frame)
         if frame.kind is Kind.ANSWER or frame.sender in self._withdrawn:
             frame.release()
             return None
@@ -378,9 +377,8 @@ class DistributedShard:
         found = ComingState(self._plan, {rank: self._parts[rank] for rank in ranks}, self._weights, self._state_seconds)
         if self._own is not None:
             found.hold(self._parts[MASTER], self._own.files())
-        number = self._calls.order("hand_over", to=ranks)
-        self._coming = {number: version}  # answers to earlier orders are no longer awaited
-        self._calls.later = {number}
+        self._calls.order("hand_over", to=ranks)
+        self._pieces = PiecesOfState(self._calls, version, ranks)
         return found
 
     def memory(self) -> list[list[torch.Tensor]]:

@@ -26,7 +26,7 @@ class ShardCalls:
     def __init__(self, link: FrameChannel, ranks: Iterable[int], *, needs_all: bool = True) -> None:
         self._link, self._ranks, self._number, self._needs_all = link, sorted(ranks), 0, needs_all
         self._silent: set[int] = set()
-        self.later: set[int] = set()  # numbers of orders whose answers come later, among other events
+        self.later = 0  # the number of an order whose answer comes among other events
 
     @property
     def ranks(self) -> list[int]:
@@ -88,7 +88,7 @@ class ShardCalls:
                 if isinstance(event, Frame) and event.kind is Kind.ANSWER and event.step == number:
                     found[event.sender] = event
                     end = time.monotonic() + seconds
-                elif isinstance(event, Frame) and event.kind is Kind.ANSWER and event.step not in self.later:
+                elif isinstance(event, Frame) and event.kind is Kind.ANSWER and event.step != self.later:
                     event.release()
                 else:
                     others.append(event)

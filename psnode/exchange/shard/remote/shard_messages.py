@@ -1,7 +1,8 @@
 """Bodies of the messages between the master and a shard on another rank: ORDER, ANSWER and EVENT frames (docs/wire-format.md).
 
 An order holds the name of a method of the shard's handle, and its arguments. An event is one that the shard has posted to its
-inbox. Both are JSON, which is checked when it is read. The answers to the orders "state" and "hand_over" are safetensors files.
+inbox. Both are JSON, which is checked when it is read. The answer to the order "state" is a safetensors file. The answers to
+"next_piece" are pieces of such a file.
 """
 
 from __future__ import annotations

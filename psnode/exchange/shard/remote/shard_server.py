@@ -97,6 +97,7 @@ class ShardServer:
             "open": self._open,
             "have": self._have,
             "withdraw": self._withdraw,
+            "hand_over": self._states.begin,
         }
         self._thread = threading.Thread(target=self._run, name=f"shard-{link.rank}", daemon=True)
         self._thread.start()
@@ -231,8 +232,8 @@ class ShardServer:
         if order.name == "state":
             self._link.send(MASTER, Kind.ANSWER, pack_files(state_files(self._shard), {}), step=frame.step)
             return
-        if order.name == "hand_over":
-            self._states.begin(frame.step)
+        if order.name == "next_piece":
+            self._states.answer(frame.step)
             return
         if order.name == "hand" and self._kept is not None:
             self._link.send(MASTER, Kind.ANSWER, self._kept.sealed(job=self._link.job, **order.arguments), step=frame.step)

@@ -1,4 +1,4 @@
-"""The answer of a shard to the order "hand_over": its state of one version, sent while later rounds change it."""
+"""State of a shard that the master fetches in pieces while later rounds change it: the orders "hand_over" and "next_piece"."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from psnode.records.snapshots.snapshot import Snapshot, size_of
 from psnode.records.snapshots.snapshot_memory import SnapshotMemory
 from psnode.records.timeline import Tracer
 
+PIECE = 1 << 18  # bytes; a frame of a round waits behind one piece at most
+
 
 class StateSender:
-    """Sends the state of `shard` to the master in a thread.
+    """Reads the state of `shard` in a thread, and sends it to the master, one piece for each request.
 
     Values are copied before an update changes them, unless they have been read already (psnode.records.snapshots.snapshot).
     `memory`: the maximum number of bytes for these copies; 0 means a quarter of the free memory.
@@ -29,6 +31,8 @@ class StateSender:
         self._memory = SnapshotMemory(memory)
         self._snapshot: Snapshot | None = None
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"state-{link.rank}")
+        self._left = memoryview(b"")  # what is not yet sent of the state, in the form of a safetensors file
+        self._whole = 0  # its number of bytes at the beginning
         self._last: Future[None] | None = None
         shard.before_change(self._protect)
 
@@ -36,8 +40,8 @@ class StateSender:
         """Allocate memory in advance for the copies."""
         self._executor.submit(self._memory.prepare, size_of(self._shard.memory()))
 
-    def begin(self, order: int) -> None:
-        """Begin to send the present state as the answer to the order with number `order`. Call this while no group is open.
+    def begin(self) -> None:
+        """Take the present state. Call this while no group is open.
 
         A state that is not yet sent is given up: the master begins a second checkpoint only if it no longer waits for the first.
         """
@@ -47,7 +51,12 @@ class StateSender:
         with self._tracer.span("snapshot"):
             content = content_of_files(state_files(self._shard), {})
             self._snapshot = Snapshot(content.tensors.values(), self._shard.memory(), self._memory)
-        self._last = self._executor.submit(self._send, order, content, self._snapshot)
+        self._last = self._executor.submit(self._read, content, self._snapshot)
+
+    def answer(self, order: int) -> None:
+        """Send the next piece of the state as the answer to the order with number `order`, as soon as the state has been read."""
+        if self._last is not None:
+            self._last.add_done_callback(lambda read: self._send(order))
 
     def close(self) -> None:
         """End the thread, even if a state is not yet sent."""
@@ -60,15 +69,21 @@ class StateSender:
         if self._snapshot is not None:
             self._snapshot.protect(group)
 
-    def _send(self, order: int, content: tensorfile.Content, snapshot: Snapshot) -> None:
+    def _read(self, content: tensorfile.Content, snapshot: Snapshot) -> None:
         stand_back()
         try:
             with self._tracer.span("hand over"):
-                body = tensorfile.assembled(content, snapshot.read)
-                self._link.send(MASTER, Kind.ANSWER, body, step=order)
+                self._left = memoryview(tensorfile.assembled(content, snapshot.read))
+                self._whole = len(self._left)
         except OSError:  # the snapshot was closed, since nobody waits for it
-            return
+            self._left, self._whole = memoryview(b""), 0
         except Exception as error:
             self._link.fail(MASTER, error)
         finally:
             snapshot.close()
+
+    def _send(self, order: int) -> None:
+        piece, self._left = bytes(self._left[:PIECE]), self._left[PIECE:]
+        if not self._left:
+            self._left = memoryview(b"")  # release the memory
+        self._link.send(MASTER, Kind.ANSWER, piece, step=order, version=self._whole)

@@ -170,50 +170,70 @@ def test_late_answers_are_dropped() -> None:
     assert Job().shard.take(Frame(Kind.ANSWER, Flag.NONE, 1, 0, 1, 0, np.zeros(0, np.uint8))) is None
 
 
-def handed_over(job: Job, rank: int, number: int, body: bytes) -> StatePart:
-    part = job.shard.take(Frame(Kind.ANSWER, Flag.NONE, rank, 0, number, 0, np.frombuffer(body, np.uint8)))
-    assert isinstance(part, StatePart)
-    return part
+def piece(job: Job, rank: int, number: int, body: bytes, whole: int) -> StatePart | None:
+    found = job.shard.take(Frame(Kind.ANSWER, Flag.NONE, rank, 0, number, whole, np.frombuffer(body, np.uint8)))
+    assert found is None or isinstance(found, StatePart)
+    return found
 
 
-def test_state_that_is_handed_over_comes_in_events_and_is_whole_after_the_last() -> None:
+def test_state_is_handed_over_in_pieces_of_one_rank_after_another() -> None:
     job = Job()
     state = job.shard.hand_over(7)
-    assert [job.orders(rank)[-1].name for rank in (1, 2)] == ["hand_over"] * 2
+    assert [[order.name for order in job.orders(rank)][2:] for rank in (1, 2)] == [["hand_over", "next_piece"], ["hand_over"]]
     assert state.ranks == {1, 2}
-    for rank, last in ((2, False), (1, True)):
-        part = handed_over(job, rank, 3, job.state(rank))
-        assert part[:2] == (rank, 7)
-        assert state.add(rank, part.content) is last
+    one, two = job.state(1), job.state(2)
+    assert piece(job, 1, 4, one[:100], len(one)) is None
+    assert piece(job, 1, 4, one[:100], len(one)) is None  # an answer to an order that was answered
+    assert piece(job, 2, 5, two, len(two)) is None  # of a rank that was not asked
+    assert [[order.name for order in job.orders(rank)] for rank in (1, 2)] == [["next_piece"], []]
+    assert piece(job, 1, 5, one[100:], len(one)) == StatePart(1, 7, one)
+    assert [[order.name for order in job.orders(rank)] for rank in (1, 2)] == [[], ["next_piece"]]
+    assert piece(job, 2, 6, two, len(two)) == StatePart(2, 7, two)
+    assert [[order.name for order in job.orders(rank)] for rank in (1, 2)] == [[], []]
+    assert [state.add(rank, body) for rank, body in ((1, one), (2, two))] == [False, True]
     for rank, group in job.groups.items():
         where = job.plan.groups[group]
         named = [name for name, place in job.plan.slices().items() if where.start <= place.start < where.stop]
         assert all(bool((state.state().model[name] == rank).all()) for name in named)
 
 
-def test_state_that_comes_while_another_answer_is_awaited_is_not_lost() -> None:
+@pytest.mark.parametrize(("body", "whole"), [(b"", 10), (b"12345", 4), (b"", 0)])
+def test_a_piece_of_another_size_ends_the_job(body: bytes, whole: int) -> None:
     job = Job()
     job.shard.hand_over(7)
-    job.answer(1, 3, job.state(1))
+    with pytest.raises(PsnodeError, match=r"^rank 1 has sent a message about its part of the weights that cannot be true"):
+        piece(job, 1, 4, body, whole)
+
+
+def test_a_piece_that_comes_while_another_answer_is_awaited_is_not_lost() -> None:
+    job = Job()
+    job.shard.hand_over(7)
+    one = job.state(1)
+    frame = wire.pack(Kind.ANSWER, one, sender=1, job=0, step=4, version=len(one))
+    job.ends[1].send(0, TAG, (frame,))
     for rank in (1, 2):
-        job.answer(rank, 4, b"[[]]")
+        job.answer(rank, 5, b"[[]]")
     assert job.shard.missing
-    assert handed_over(job, 1, 3, bytes(FrameChannel(job.ends[0]).next(0.1).body)).rank == 1  # type: ignore[attr-defined]
+    found = FrameChannel(job.ends[0]).next(0.1)
+    assert isinstance(found, Frame)
+    assert job.shard.take(found) == StatePart(1, 7, one)
 
 
-def test_state_of_an_earlier_order_is_dropped() -> None:
+def test_pieces_of_an_earlier_state_are_dropped() -> None:
     job = Job()
     job.shard.hand_over(7)
+    one = job.state(1)
+    assert piece(job, 1, 4, one[:10], len(one)) is None
     job.shard.hand_over(9)
-    assert job.shard.take(Frame(Kind.ANSWER, Flag.NONE, 1, 0, 3, 0, np.zeros(0, np.uint8))) is None
-    assert handed_over(job, 1, 4, job.state(1)).version == 9
+    assert piece(job, 1, 5, one[10:], len(one)) is None
+    assert piece(job, 1, 7, one, len(one)) == StatePart(1, 9, one)
 
 
 def test_of_shards_of_the_same_groups_the_first_hands_over() -> None:
     job = Job(gather)
     state = job.shard.hand_over(7)
     assert state.ranks == {1}
-    assert [[order.name for order in job.orders(rank)] for rank in (1, 2)] == [["admit", "open", "hand_over"], ["admit", "open"]]
+    assert [[order.name for order in job.orders(rank)][2:] for rank in (1, 2)] == [["hand_over", "next_piece"], []]
     content = pack_files({checkpoint.MODEL: {name: torch.full((size,), 7.0) for name, size in job.sizes().items()}}, {})
     assert state.add(1, content)
     assert all(bool((value == 7).all()) for value in state.state().model.values())
