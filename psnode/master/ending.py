@@ -70,7 +70,7 @@ def end(master: Master) -> int:
     summary = _summarise(master, master.run, str(asked) if early else _REASONS.get(code, whole), code)
     tell_of_the_result(master.run, summary, len(master.workers), master.dealing.last_step, asked)
     _tell_of_the_end(master)
-    master.link.send((*master.workers, *master.spares, *master.servers), Kind.END)
+    master.link.send((*master.workers, *master.spares, *master.servers), Kind.END, version=master.version)
     return code
 
 

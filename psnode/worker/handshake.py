@@ -134,7 +134,8 @@ class WorkerContext:
         weights = TrainedModel(self.model, plan, self.device).vector
         coding, routes = self._coding_of(start, plan), routes_of(self.layout, plan, self.config.topology)
         server = self._shard_server(start, coding, routes, weights, Tracer(self.link.rank, enabled=False))
-        return ServingRank(self.link, server, max(self.config.deadline or 0.0, self.config.pause_deadline))
+        rate = learning_rate(self.config, start.steps_per_epoch, start.shift, self.own_rate)
+        return ServingRank(self.link, server, max(self.config.deadline or 0.0, self.config.pause_deadline), start, rate)
 
     def first_worker(self) -> Worker:
         """Take the steps of all rehearsals, and return the worker, ready for its first step."""

@@ -48,9 +48,17 @@ def test_groups_of_weights_that_are_dealt_have_the_size_that_fits_the_workers(tm
     assert config(tmp_path, topology=topology, group_bytes=70_000).group_bytes == 70_000
 
 
-@pytest.mark.parametrize(("given", "least"), [({}, 3), ({"spares": 1}, 2), ({"min_workers": 1}, 1)])
+@pytest.mark.parametrize(
+    ("given", "least"), [({}, 3), ({"spares": 1}, 2), ({"topology": "sharded:servers=2"}, 2), ({"min_workers": 1}, 1)]
+)
 def test_all_workers_are_needed_unless_the_program_says_how_many(tmp_path: Path, given: dict[str, Any], least: int) -> None:
     assert config(tmp_path, **given).min_workers == least
+
+
+def test_a_program_that_is_started_alone_has_no_servers(tmp_path: Path) -> None:
+    given = {"train_dir": tmp_path, "topology": "sharded:servers=2"}
+    with pytest.raises(ConfigurationError, match=r"^topology has no sharded:servers=2 in a program that is started alone: start"):
+        configured(nn.Linear(2, 2), given, WorldRank(1, 2), alone=True)
 
 
 def test_a_resumed_session_needs_the_workers_that_it_has_now(tmp_path: Path) -> None:
@@ -67,7 +75,6 @@ def test_a_resumed_session_needs_the_workers_that_it_has_now(tmp_path: Path) -> 
         ({"batch_size": 8}, r"batch_size has no meaning in a session: it is that of the loader"),
         ({"plan": "auto"}, r"plan has no \"auto\" in a session"),
         ({"topology": "auto"}, 'topology has no "auto" in a session, .*: name a topology'),
-        ({"topology": "sharded:servers=2"}, r"topology has no sharded:servers=2 in a session"),
         ({"local": 2}, r"local has no meaning in a session: start the program with mpirun"),
         ({"network": "FC"}, r"network has no meaning"),
         ({"overlap": True}, r"overlap has no meaning"),

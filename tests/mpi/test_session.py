@@ -34,15 +34,15 @@ DENSE = {"scheme": "dense", "lr": 0.1, "momentum": 0.9, "eval_freq": 4, "log_int
 CODED = {**DENSE, "scheme": "topk:ratio=0.05", "downlink": "topk:ratio=0.1", "lr": 0.02, "min_compress_bytes": 0}
 
 
-def ranks(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads((folder / f"rank-{rank}.json").read_bytes()) for rank in range(3)]
+def ranks(folder: Path, size: int = 3) -> list[dict[str, Any]]:
+    return [json.loads((folder / f"rank-{rank}.json").read_bytes()) for rank in range(size)]
 
 
-def train(mpirun: Any, folder: Path, settings: dict[str, Any], **plan: Any) -> list[dict[str, Any]]:
+def train(mpirun: Any, folder: Path, settings: dict[str, Any], size: int = 3, **plan: Any) -> list[dict[str, Any]]:
     folder.mkdir(exist_ok=True)
-    job = mpirun(3, [PROGRAM, folder, json.dumps({"settings": settings, **plan})])
+    job = mpirun(size, [PROGRAM, folder, json.dumps({"settings": settings, **plan})])
     assert job.code == 0, job
-    return ranks(folder)
+    return ranks(folder, size)
 
 
 def saved(folder: Path) -> dict[str, torch.Tensor]:
@@ -125,6 +125,27 @@ def test_the_figures_of_a_session_are_those_of_its_records_and_of_plain_pytorch(
         optimizer.step()
         schedule.step()
     assert found[0]["figures"] == found[1]["figures"][-1:]  # rank 0, after the loop
+
+
+def test_servers_update_weights_beside_the_master_and_have_the_final_ones(mpirun: Any, tmp_path: Path) -> None:
+    """Rank 3 is a server: it draws no batch, and the weights are those of a session in which rank 0 has all of them."""
+    settings = {**CODED, "epochs": 2, "lr_schedule": "cosine", "group_by": "layer"}
+    star = train(mpirun, tmp_path / "star", settings)
+    *others, server = train(mpirun, tmp_path / "served", {**settings, "topology": "sharded:servers=2"}, size=4)
+    assert {each["digest"] for each in (*star, *others, server)} == {star[0]["digest"]}
+    assert (server["drawn"], server["version"], server["own_memory"]) == ([], 8, True)
+    assert server["lengths"] == others[0]["lengths"] == star[0]["lengths"]
+    assert server["figures"] == [[*others[1]["figures"][-1][:3], None]]
+
+
+def test_an_error_of_the_program_ends_the_servers_too(mpirun: Any, tmp_path: Path) -> None:
+    plan = {"settings": {**DENSE, "max_steps": 50, "topology": "sharded:servers=2"}, "fail": [1, 3]}
+    job = mpirun(4, [PROGRAM, tmp_path, json.dumps(plan)])
+    assert job.code != 0, job
+    [line] = [line for line in job.err.splitlines() if line.startswith("psnode: error:")]
+    assert "rank 1: ValueError: the program's own mistake (session_program.py:" in line
+    assert not list(tmp_path.glob("rank-*.json"))
+    assert saved(tmp_path / "run")
 
 
 @pytest.mark.parametrize("topology", ["star", "mesh", "gather"])

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from psnode.task import Batch
     from psnode.tasks.own_loop import Constraint, OwnLoop, ParameterGroups
     from psnode.transport.base import Transport
+    from psnode.worker.serving_rank import ServingRank
     from psnode.worker.stepwise import StepwiseWorker
 
 _LOG = logging.getLogger(__name__)
@@ -198,8 +199,9 @@ class Session:
         return own
 
     def batches(self, loader: Iterable[Batch], *, steps_per_epoch: int | None = None) -> WorkerBatches:
-        """Return an iterator over this worker's batches, on the training device, until the run is over. On rank 0, serve until
-        the run is over, and return an empty iterator. The length of the iterator is the number of remaining batches.
+        """Return an iterator over this worker's batches, on the training device, until the run is over. On rank 0, and on the
+        servers of `topology="sharded:servers=N"`, serve until the run is over, and return an empty iterator. The length of the
+        iterator is the number of remaining batches.
 
         loader: a DataLoader(dataset, batch_size=N, shuffle=True) of a data set with indices, or any iterable of batches. The
             examples of a DataLoader are distributed anew in every epoch, N to each worker in each batch, and a resumed run
@@ -294,7 +296,7 @@ class Session:
 
         assert self._transport is not None
         self._config = config = replace(self._config, batch_size=batch_size(loader))
-        workers = len(Layout.of(self.size, config.spares).computing)
+        workers = len(Layout.of(self.size, config.spares, config.servers).computing)
         task = own_loop(
             self._model, loader, steps_per_epoch, config, workers, self._constraint, self._groups, self._rate, self._optimizer
         )
@@ -319,11 +321,31 @@ class Session:
             return
         if self._is_alone:
             self._master = alone.MasterThread(self._far_end, config, task, _FINAL_TAG)
-        from psnode.worker.handshake import join
+        from psnode.worker.handshake import join_in_any_role
+        from psnode.worker.serving_rank import ServingRank
         from psnode.worker.stepwise import StepwiseWorker
 
-        worker = join(self._link, 5 * config.pause_deadline + config.start_deadline, agree, contextlib.nullcontext())
-        self._worker = self._figures = StepwiseWorker(worker, holds=self._holds, beside=self._beside)
+        patience = 5 * config.pause_deadline + config.start_deadline
+        found = join_in_any_role(self._link, patience, agree, contextlib.nullcontext())
+        if isinstance(found, ServingRank):
+            self._figures = found
+            self._update_until_end(found)
+        else:
+            self._worker = self._figures = StepwiseWorker(found, holds=self._holds, beside=self._beside)
+
+    def _update_until_end(self, server: ServingRank) -> None:
+        """Update a part of the weights until the end of the job, and load the final weights into the model."""
+        from psnode.jobs.final_weights import take
+        from psnode.tasks.model_tensors import give_own_memory
+
+        try:
+            server.train()
+        finally:
+            server.close()
+        self._updates = server.version
+        code = take(self._model, self._final, self._config.pause_deadline)
+        give_own_memory(self._model)
+        self._end_with(code)
 
     @property
     def _others(self) -> range:

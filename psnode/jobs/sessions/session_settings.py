@@ -123,15 +123,15 @@ def configured(model: torch.nn.Module, given: Mapping[str, Any], here: WorldRank
         raise ConfigurationError(
             f'topology has no "{UNDECIDED}" in a session, whose steps only the program could measure: name a topology'
         )
-    if config.servers:
+    if config.servers and alone:
         raise ConfigurationError(
-            f"topology has no {config.topology} in a session, whose program computes on every rank but 0: choose another"
+            f"topology has no {config.topology} in a program that is started alone: start its ranks with psnode launch or mpirun"
         )
     if config.codec:
         load_codec(config.codec)
     # in a session, min_workers is all workers by default, even if a resumed run had another value
     if "min_workers" not in given and known["min_workers"].variable not in os.environ:
-        config = replace(config, min_workers=max(1, Layout.of(here.size, config.spares).workers))
+        config = replace(config, min_workers=max(1, Layout.of(here.size, config.spares, config.servers).workers))
     # group_bytes by trial steps would need passes, which only the program can run; if weights are dealt, there are no trial steps
     tried = config.plan == BY_RULE and config.group_by == "bytes" and is_central(config.topology)
     if tried and not config.group_bytes and not config.resume:
