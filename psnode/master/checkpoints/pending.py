@@ -50,6 +50,7 @@ class BegunCheckpoint:
     handed_by: float = math.inf
     states: dict[int, Tensors] = field(default_factory=dict)
     sealed: bool = False
+    failure: Exception | None = None  # of the writing thread
     preferred: bool = True  # True if `latest` shall name the checkpoint, unless it is unsound
 
 
@@ -194,7 +195,7 @@ class PendingCheckpoints:
         Workers' parts that have not come are left out. Blocks until everything is written. Returns the version of the newest
         checkpoint that was begun, or None if this checkpoint could not be written.
         """
-        for rank in self.missing:
+        for rank in {rank for pending in self._pending.values() for rank in pending.awaited | pending.handing}:
             self.give_up(rank)
         found = self.last_whole.take()
         if found is not None and found[0] > self.begun:
@@ -341,7 +342,7 @@ class PendingCheckpoints:
         self._thread.close()
 
     def _write(self, version: int, work: Callable[[], str | None]) -> None:
-        """Queue `work` on a checkpoint, and abandon the checkpoint if it fails.
+        """Queue `work` on a checkpoint, and abandon the checkpoint if it fails. After a failure no more work on it is done.
 
         The last work on a checkpoint publishes it and returns the reason why it is unsound, or ""; earlier work returns None.
         """
@@ -354,7 +355,18 @@ class PendingCheckpoints:
                 if reason:
                     self._verdicts.tell(version, reason)
 
-        self._thread.do(version, work, then)
+        pending = self._pending[version]
+
+        def unless_failed() -> str | None:
+            if pending.failure is not None:  # otherwise a checkpoint without a file could be published
+                raise pending.failure
+            try:
+                return work()
+            except Exception as error:
+                pending.failure = error
+                raise
+
+        self._thread.do(version, unless_failed, then)
 
     def _drop(self, version: int) -> BegunCheckpoint | None:
         """Remove the checkpoint of `version` from the pending checkpoints, release its copies and return it."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +25,7 @@ from psnode.master.checkpoints.pending import PendingCheckpoints
 from psnode.master.events import Events
 from psnode.protocol import wire
 from psnode.protocol.wire import Frame, Kind
-from psnode.records import checkpoint, tensorfile
+from psnode.records import checkpoint, staging, tensorfile
 from psnode.records.directory import claim
 from psnode.records.metrics import EVENTS
 from psnode.records.retention import UNKNOWN, is_sound
@@ -352,3 +354,31 @@ def test_the_last_one_waits_for_the_state(coming: Bench) -> None:
     coming.pending.begin(5, [], 0.0)
     coming.pending.publish()
     assert coming.published == [5]
+
+
+@pytest.mark.parametrize("handed_over", [True, False])
+def test_one_without_a_file_is_not_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, handed_over: bool) -> None:
+    """Check this for a disk that refuses one file and takes those after it."""
+    found = bench(tmp_path, rounds_go_on=False)
+    found.pending.begin(3, [], 0.0)
+    if handed_over:
+        monkeypatch.setattr(found.shard, "hand_over", lambda version: StateOfTwo(found.shard))
+    found.pending.publish()
+    found.pending.finish()
+    real, refused = staging.StagedCheckpoint.add_content, list[str]()
+
+    def add(self: staging.StagedCheckpoint, name: str, *arguments: Any) -> Any:
+        if name == checkpoint.OPTIMIZER and not refused:
+            refused.append(name)
+            raise OSError(errno.ENOSPC, "no room")
+        return real(self, name, *arguments)
+
+    monkeypatch.setattr(staging.StagedCheckpoint, "add_content", add)
+    found.pending.begin(5, [], 0.0)
+    for rank in (1, 2) if handed_over else ():
+        found.pending.join(StatePart(rank, 5, b"%d" % rank))
+    found.pending.publish()
+    assert found.published == [3]
+    assert refused
+    assert [step for step, _ in reasons(tmp_path, "not saved")] == [5]
+    assert checkpoint.step_of(checkpoint.latest(tmp_path)) == 3  # type: ignore[arg-type]
