@@ -6,8 +6,8 @@ worker's frame has a share of that link, and the root then decodes as many frame
 carries its own gradients and weights, and in addition the frames of the groups of which it is a root. On the hosts of other roots
 the folded graph leaves out the passes of their workers, and frames that go in the other direction than those of the root.
 
-If there are very many roots, neighbouring groups with different roots are bundled: one root stands for those of a bundle, and its
-link carries the frames of all of them in the time of one.
+If there are very many roots, neighbouring groups of about equal sizes with different roots are bundled: one root stands for those
+of a bundle, and its link carries the frames of all of them in the time of one.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from psnode.jobs.planning.job_step import STEPS, StepRoot, StepTime, StepWorker,
 from psnode.jobs.planning.profile import GroupCosts, Profile, SchemeCosts
 from psnode.jobs.planning.routing.routed_groups import RoutedGroups
 from psnode.jobs.planning.scenario import GOODPUT, LINK, TRANSPORT, HostModels, Scenario
+from psnode.plans.roles import MASTER
 
 _MOST_ROOTS = 128  # with more roots, groups are bundled
+_ALIKE = 1.25  # the largest group of a bundle has at most this many times the bytes of the smallest one
 
 
 def folds(groups: RoutedGroups, scenario: Scenario) -> bool:
@@ -54,14 +56,20 @@ def bytes_sent(groups: RoutedGroups, rank: int) -> int:
 
 
 def _bundled(groups: RoutedGroups, rank: int) -> list[list[int]]:
-    """Return the groups in bundles of neighbours whose roots are different workers other than `rank`."""
-    most = -(-len({route.root for route in groups.routes}) // _MOST_ROOTS)
+    """Return the groups in bundles of neighbours of about equal sizes.
+
+    The roots of a bundle are different workers out of the same few neighbouring ones, and none of them is `rank`.
+    """
+    workers = sorted({route.root for route in groups.routes if len(route.roots) == 1} & set(groups.layout.computing) - {rank})
+    most = -(-len(workers) // _MOST_ROOTS)
+    near = {root: place // most for place, root in enumerate(workers)} if most else {}
     found: list[list[int]] = []
     for index, route in enumerate(groups.routes):
         last = found[-1] if found else []
-        roots = [groups.routes[other].root for other in last]
-        alike = len(route.roots) == 1 and all(root in groups.layout.computing and root != rank for root in (*roots, route.root))
-        if last and alike and len(last) < most and route.root not in roots:
+        roots = {groups.routes[other].root for other in last}
+        sizes = [groups.costs.groups[other].up for other in (*last, index)]
+        joins = last and len(route.roots) == 1 and route.root in near and route.root not in roots
+        if joins and {near.get(root) for root in roots} == {near[route.root]} and max(sizes) <= _ALIKE * min(sizes):
             last.append(index)
         else:
             found.append([index])
@@ -119,7 +127,7 @@ class _FoldedJob:
     def _share(self, root: int, size: int) -> int:
         """Return a worker's share of one direction of the links of `size` roots like `root`; 0, no resource, without a rate."""
         scenario = self._scenario
-        rate = scenario.rate if root in self._layout.computing or scenario.master_rate is None else scenario.master_rate
+        rate = scenario.rate if root != MASTER or scenario.master_rate is None else scenario.master_rate
         if rate is None:
             return 0
         copies = self._copies(root) / size

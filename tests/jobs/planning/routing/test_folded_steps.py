@@ -125,6 +125,24 @@ def test_roots_that_stand_for_their_neighbours_change_a_step_by_little(monkeypat
         monkeypatch.undo()
 
 
+def test_groups_of_unequal_sizes_take_at_least_the_time_of_the_largest_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All workers but one send the largest group to its root, and the root sends its weights to all of them after that."""
+    rng = random.Random(3)
+    monkeypatch.setattr(folded, "_MOST_ROOTS", 8)
+    for _ in range(5):
+        sizes = [rng.randint(200, 12_800) for _ in range(64)]
+        groups = [GroupCosts(4 * n, 4 * n, 0, 0, 0, 0, 0.2 * (k + 1) / 64, 0.1) for k, n in enumerate(sizes)]
+        step = folded_step(*job("mesh", 64, groups), Scenario(64, RATE, 0.0, 4)).seconds
+        assert step >= 2 * 63 * 4 * max(sizes) / 1e6
+
+
+def test_the_rate_of_the_master_is_that_of_no_other_server() -> None:
+    scenario = Scenario(9, RATE, 0.0, 4, uneven=0.0, master_rate=10 * RATE)
+    profile, groups = job("sharded:servers=4", 9, spread(2, up=10**6, down=10**6))
+    whole = job_step(profile, groups.costs, scenario, groups.routes).seconds
+    assert folded_step(profile, groups, scenario).seconds == pytest.approx(whole, rel=0.1)
+
+
 def test_chains_and_shared_cores_are_not_folded() -> None:
     profile, tree = job("star:down=tree", 8, [ONE])
     _, mesh = job("mesh", 8, [ONE])
