@@ -188,6 +188,7 @@ class Membership:
         `RoundsHandle.withdraw`; empty if `rank` was not live or no round follows.
         """
         if not self.members.remove(rank):
+            self.pending.give_up(rank)  # it may be a server that hands over state
             return {}
         left, least = len(self.members.live), self.config.min_workers
         ends = self.shard.needs_all or not (left or self.shard.readmits)

@@ -107,7 +107,7 @@ def write_content(
     return Written(file.entry, wrecked)
 
 
-def assembled(content: Content, read: Read) -> bytes:
+def assembled(content: Content, read: Read) -> Raw:
     """Return the bytes of a safetensors file without halved tensors. `read` supplies the bytes of a tensor."""
     header, order = _header(content)
     values = np.empty(len(header) + sum(_stored(content, name) for name in order), np.uint8)
@@ -117,7 +117,7 @@ def assembled(content: Content, read: Read) -> bytes:
         tensor = content.tensors[name]
         read(tensor, 0, values[place : place + tensor.nbytes])
         place += tensor.nbytes
-    return values.tobytes()
+    return values
 
 
 def _append(file: HashedFile, tensor: torch.Tensor, read: Read, *, halved: bool, check: bool) -> bool:

@@ -73,7 +73,7 @@ class StateSender:
         stand_back()
         try:
             with self._tracer.span("hand over"):
-                self._left = memoryview(tensorfile.assembled(content, snapshot.read))
+                self._left = tensorfile.assembled(content, snapshot.read).data
                 self._whole = len(self._left)
         except OSError:  # the snapshot was closed, since nobody waits for it
             self._left, self._whole = memoryview(b""), 0
