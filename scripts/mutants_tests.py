@@ -141,6 +141,7 @@ TABLE: Mapping[str, str] = {
     "records/tensorfile.py": "records/test_tensorfile.py records/test_hashed_file.py records/test_checkpoint.py",
     "records/hashed_file.py": "records/test_hashed_file.py faults/test_disk.py",
     "records/snapshots/snapshot_memory.py": "records/test_snapshot_memory.py records/test_snapshot.py",
+    "records/snapshots/snapshot_thread.py": "records/test_snapshot_thread.py worker/test_checkpoint_part.py",
     "records/snapshots/snapshot.py": "records/test_snapshot.py faults/test_disk.py",
     "records/checkpoint.py": "records/test_checkpoint.py master/checkpoints/test_pending.py "
     "master/checkpoints/test_late_parts.py test_evaluator.py faults/test_disk.py",

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from psnode.config.cores import stand_back
 from psnode.exchange.sender import GradientSender
 from psnode.plans.roles import MASTER
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.wire import Flag, Kind
 from psnode.records import checkpoint, staging, tensorfile
-from psnode.records.snapshots.snapshot import Snapshot, size_of
-from psnode.records.snapshots.snapshot_memory import SnapshotMemory
+from psnode.records.snapshots.snapshot import Snapshot
+from psnode.records.snapshots.snapshot_thread import SnapshotThread
 from psnode.records.state_names import FEEDBACK
 from psnode.records.timeline import Tracer
 
@@ -36,17 +35,13 @@ class CheckpointParts:
     ) -> None:
         self._link, self._directory, self._sender, self._tracer = link, directory, sender, tracer
         self._residuals = residuals
-        self._memory = SnapshotMemory(memory)
-        self._snapshot: Snapshot | None = None
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"part-{link.rank}")
-        self._last: Future[None] | None = None
-        sender.before_change = self._protect
+        self._thread = SnapshotThread(f"part-{link.rank}", memory)
+        sender.before_change = self._thread.protect
 
     def prepare(self) -> None:
         """Allocate memory in advance for the copies that a checkpoint during training needs."""
         if self._residuals != checkpoint.NONE:
-            size = size_of(self._sender.memory())
-            self._executor.submit(self._memory.prepare, size)
+            self._thread.prepare(self._sender.memory())
 
     def begin(self, step: int, others: Mapping[str, torch.Tensor]) -> None:
         """Begin the part of the checkpoint of `step`, with the present residuals and `others`, which must not change.
@@ -56,34 +51,23 @@ class CheckpointParts:
         self.finish()
         with self._tracer.span("snapshot", step=step):
             memories = {} if self._residuals == checkpoint.NONE else self._sender.state()
-            self._snapshot = Snapshot(memories.values(), self._sender.memory(), self._memory)
-        self._last = self._executor.submit(self._give, step, memories, dict(others), self._snapshot)
+            give = partial(self._give, step, memories, dict(others))
+            self._thread.begin(memories.values(), self._sender.memory(), give)
 
     def finish(self) -> None:
         """Block until the last part is written or sent."""
-        if self._last is not None:
-            self._last.result()
+        self._thread.finish()
 
     def close(self) -> None:
         """End the thread, even if a part is unfinished."""
-        self._memory.close()
-        if self._snapshot is not None:
-            self._snapshot.close()
-        self._executor.shutdown(cancel_futures=True)
-
-    def _protect(self, group: int) -> None:
-        if self._snapshot is not None:
-            self._snapshot.protect(group)
+        self._thread.close()
 
     def _give(self, step: int, memories: Tensors, others: Tensors, snapshot: Snapshot) -> None:
-        stand_back()
         try:
             with self._tracer.span("checkpoint", step=step):
                 self._hand_in(step, memories, others, snapshot)
         except Exception as error:  # raised in the training thread
             self._link.inbox.post(error)
-        finally:
-            snapshot.close()
 
     def _hand_in(self, step: int, memories: Tensors, others: Tensors, snapshot: Snapshot) -> None:
         buffers = {name: value for name, value in others.items() if name.startswith("buffer/")}

@@ -160,7 +160,7 @@ def test_state_is_handed_over_while_later_rounds_change_it(
     tmp_path: Path, once: Once, monkeypatch: pytest.MonkeyPatch, topology: str
 ) -> None:
     """The first states are not read before two more rounds have begun, which would never begin if they waited for the states."""
-    later, opened, real_open, real_read = threading.Event(), [0], ShardServer._open, StateSender._read
+    later, opened, real_open, real_read = threading.Event(), [0], ShardServer._open, StateSender._pack
 
     def open_(self: ShardServer, version: int, first_step: int, steps: int, lr: float) -> None:
         opened[0] = max(opened[0], version)
@@ -173,7 +173,7 @@ def test_state_is_handed_over_while_later_rounds_change_it(
         real_read(self, *arguments)
 
     monkeypatch.setattr(ShardServer, "_open", open_)
-    monkeypatch.setattr(StateSender, "_read", read)
+    monkeypatch.setattr(StateSender, "_pack", read)
     monkeypatch.setattr(state_sender, "PIECE", 1000)
     one, other = saved(once(6, CENTRAL, AMID)), saved(trained(tmp_path / "other", 6, topology, AMID))
     assert [each.step for each in other] == [each.step for each in one]

@@ -82,7 +82,7 @@ def adopted(folder: Path, draft: StagedCheckpoint, worker: Worker) -> dict[str, 
 def test_it_is_as_the_memories_were_though_steps_go_on(tmp_path: Path, amid: list[Any], moment: str) -> None:
     worker, draft, gate = Worker(tmp_path), StagedCheckpoint(tmp_path, STEP), threading.Event()
     amid.append({"before": lambda: None, "amid": worker.push, "behind": lambda: None}[moment])
-    worker.part._executor.submit(gate.wait)
+    worker.part._thread._executor.submit(gate.wait)
     worker.part.begin(STEP, PLACE)
     if moment == "before":
         worker.push()
@@ -110,7 +110,7 @@ def test_who_writes_stands_back_for_those_who_train(tmp_path: Path, amid: list[A
 
 def test_a_worker_without_room_for_copies_waits_for_its_writer(tmp_path: Path) -> None:
     worker, draft, gate = Worker(tmp_path, memory=1), StagedCheckpoint(tmp_path, STEP), threading.Event()
-    worker.part._executor.submit(gate.wait)
+    worker.part._thread._executor.submit(gate.wait)
     worker.part.begin(STEP, PLACE)
     pushing = threading.Thread(target=worker.push)
     pushing.start()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from functools import partial
 
-from psnode.config.cores import stand_back
 from psnode.exchange.shard.handle import StateHandle
 from psnode.exchange.shard.remote.gathered_state import state_files
 from psnode.exchange.shard.remote.shard_messages import content_of_files
@@ -12,8 +12,8 @@ from psnode.plans.roles import MASTER
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.wire import Kind
 from psnode.records import tensorfile
-from psnode.records.snapshots.snapshot import Snapshot, size_of
-from psnode.records.snapshots.snapshot_memory import SnapshotMemory
+from psnode.records.snapshots.snapshot import Snapshot
+from psnode.records.snapshots.snapshot_thread import SnapshotThread
 from psnode.records.timeline import Tracer
 
 PIECE = 1 << 18  # bytes; a frame of a round waits behind one piece at most
@@ -28,59 +28,44 @@ class StateSender:
 
     def __init__(self, link: FrameChannel, shard: StateHandle, tracer: Tracer, memory: int) -> None:
         self._link, self._shard, self._tracer = link, shard, tracer
-        self._memory = SnapshotMemory(memory)
-        self._snapshot: Snapshot | None = None
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"state-{link.rank}")
+        self._thread = SnapshotThread(f"state-{link.rank}", memory)
         self._left = memoryview(b"")  # what is not yet sent of the state, in the form of a safetensors file
         self._whole = 0  # its number of bytes at the beginning
-        self._last: Future[None] | None = None
-        shard.before_change(self._protect)
+        self._read: Future[None] | None = None
+        shard.before_change(self._thread.protect)
 
     def prepare(self) -> None:
         """Allocate memory in advance for the copies."""
-        self._executor.submit(self._memory.prepare, size_of(self._shard.memory()))
+        self._thread.prepare(self._shard.memory())
 
     def begin(self) -> None:
         """Take the present state. Call this while no group is open.
 
         A state that is not yet sent is given up: the master begins a second checkpoint only if it no longer waits for the first.
         """
-        if self._last is not None and self._snapshot is not None:
-            self._snapshot.close()
-            self._last.result()
+        self._thread.give_up()
         with self._tracer.span("snapshot"):
             content = content_of_files(state_files(self._shard), {})
-            self._snapshot = Snapshot(content.tensors.values(), self._shard.memory(), self._memory)
-        self._last = self._executor.submit(self._read, content, self._snapshot)
+            self._read = self._thread.begin(content.tensors.values(), self._shard.memory(), partial(self._pack, content))
 
     def answer(self, order: int) -> None:
         """Send the next piece of the state as the answer to the order with number `order`, as soon as the state has been read."""
-        if self._last is not None:
-            self._last.add_done_callback(lambda read: self._send(order))
+        if self._read is not None:
+            self._read.add_done_callback(lambda read: self._send(order))
 
     def close(self) -> None:
         """End the thread, even if a state is not yet sent."""
-        self._memory.close()
-        if self._snapshot is not None:
-            self._snapshot.close()
-        self._executor.shutdown(cancel_futures=True)
+        self._thread.close()
 
-    def _protect(self, group: int) -> None:
-        if self._snapshot is not None:
-            self._snapshot.protect(group)
-
-    def _read(self, content: tensorfile.Content, snapshot: Snapshot) -> None:
-        stand_back()
+    def _pack(self, content: tensorfile.Content, snapshot: Snapshot) -> None:
         try:
             with self._tracer.span("hand over"):
                 self._left = tensorfile.assembled(content, snapshot.read).data
                 self._whole = len(self._left)
-        except OSError:  # the snapshot was closed, since nobody waits for it
+        except OSError:  # the state was given up
             self._left, self._whole = memoryview(b""), 0
         except Exception as error:
             self._link.fail(MASTER, error)
-        finally:
-            snapshot.close()
 
     def _send(self, order: int) -> None:
         piece, self._left = bytes(self._left[:PIECE]), self._left[PIECE:]
