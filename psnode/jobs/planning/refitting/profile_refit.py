@@ -26,10 +26,10 @@ from psnode.errors import ConfigurationError, PsnodeError
 from psnode.jobs.planning.job_step import job_step
 from psnode.jobs.planning.profile import GroupCosts, Profile, SchemeCosts, waiting
 from psnode.jobs.planning.refitting.finished_run import FinishedRun, StepFigures
+from psnode.jobs.planning.routing.planned_costs import on_plan
 from psnode.jobs.planning.scenario import GOODPUT, Scenario
-from psnode.plans.groups import IDENTITY, Group, Plan
+from psnode.plans.groups import Plan
 from psnode.plans.plan_file import stated_settings
-from psnode.protocol.wire import HEADER_BYTES
 
 _SLOWEST, _FASTEST = 1e5, 4e11  # bit/s: ends of the range in which a rate is sought
 _HALVINGS = 18
@@ -195,37 +195,6 @@ def _is_of(costs: SchemeCosts, run: FinishedRun) -> bool:
     except (PsnodeError, TypeError, ValueError):
         return False
     return all(getattr(own, field) == getattr(run.scheme, field) for field in _OF_A_SCHEME)
-
-
-def on_plan(profile: Profile, costs: SchemeCosts, plan: Plan) -> SchemeCosts:
-    """Return the costs of a scheme on the groups of a plan. These groups may differ from the measured ones.
-
-    The bytes of a new group are a header, four for each plain coordinate, and an average number for each coded coordinate. Its
-    seconds are in proportion to its coordinates. If the plan is the measured one, the costs are returned unchanged.
-    """
-    if Plan.from_dict(costs.plan).groups == plan.groups:
-        return replace(costs, plan=plan.to_dict())
-    times, places = {tensor.name: tensor for tensor in profile.tensors}, plan.slices()
-    seconds = {key: sum(getattr(group, key) for group in costs.groups) for key in ("encode", "apply", "decode", "update")}
-
-    def rate(nbytes: Sequence[int]) -> float:
-        """Return the bytes of a coded coordinate."""
-        coded, plain = sum(group.coded for group in costs.groups), sum(group.plain for group in costs.groups)
-        return max(0.0, sum(nbytes) - HEADER_BYTES * len(nbytes) - 4 * plain) / coded if coded else 4.0
-
-    up, down = rate([group.up for group in costs.groups]), rate([group.down for group in costs.groups])
-
-    def of(group: Group) -> GroupCosts:
-        inside = [times[name] for name, place in places.items() if place.start < group.stop and group.start < place.stop]
-        coded = sum(segment.size for segment in group.segments if segment.codec != IDENTITY)
-        fixed, share = HEADER_BYTES + 4 * (group.size - coded), group.size / max(plan.size, 1)
-        return GroupCosts(
-            round(fixed + up * coded), round(fixed + down * coded), **{key: share * cost for key, cost in seconds.items()},
-            ready=max((tensor.ready for tensor in inside), default=0.0),
-            needed=min((tensor.needed for tensor in inside), default=0.0), coded=coded, plain=group.size - coded,
-        )  # fmt: skip
-
-    return replace(costs, groups=tuple(map(of, plan.groups)), plan=plan.to_dict())
 
 
 def fitted_rate(profile: Profile, name: str, scenario: Scenario, seconds: float) -> float | None:

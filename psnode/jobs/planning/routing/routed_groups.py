@@ -14,7 +14,7 @@ from psnode.exchange.routes.refusals import accepted, refuse_other_roots
 from psnode.exchange.routes.route import Route
 from psnode.exchange.routes.topologies import group_bytes_of, routes_of
 from psnode.jobs.planning.profile import GroupCosts, Profile, SchemeCosts
-from psnode.jobs.planning.refitting.profile_refit import on_plan
+from psnode.jobs.planning.routing.planned_costs import on_plan
 from psnode.plans.groups import IDENTITY, Plan, Tensor
 from psnode.plans.roles import Layout
 from psnode.plans.rule import DEFAULT_GROUP_BYTES, grouping_of, make_plan

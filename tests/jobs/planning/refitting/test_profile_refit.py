@@ -13,11 +13,10 @@ from psnode.config import Config
 from psnode.errors import ConfigurationError
 from psnode.jobs.planning.profile import GroupCosts, Profile, SchemeCosts
 from psnode.jobs.planning.refitting.finished_run import FinishedRun
-from psnode.jobs.planning.refitting.profile_refit import ProfileRefit, on_plan, refit, scheme_in
+from psnode.jobs.planning.refitting.profile_refit import ProfileRefit, refit, scheme_in
 from psnode.jobs.planning.scenario import GOODPUT, Scenario
 from psnode.jobs.simulating.simulated_job import simulate_job
 from psnode.jobs.simulating.simulated_records import write_records
-from psnode.plans.groups import IDENTITY
 from psnode.records.directory import CONFIG
 from psnode.records.machines import MACHINES
 from tests.jobs.planning.refitting.run_cases import QSGD, make_run, plan_of_codecs, profile, record
@@ -142,16 +141,6 @@ def test_a_simulated_run_with_other_figures_is_recovered(rate: float | None, tmp
     else:
         assert found.origin == "fitted"
         assert found.scenario.rate == pytest.approx(rate, rel=0.05)
-
-
-def test_groups_of_another_plan_get_bytes_by_the_kind_of_their_coordinates() -> None:
-    """Of 2000 - 2 * 52 bytes a coded coordinate has .948; a header has 52 bytes, and a plain coordinate 4."""
-    own = profile()
-    found = on_plan(own, own.schemes["qsgd"], plan_of_codecs((QSGD,), (QSGD, QSGD, IDENTITY)))
-    assert [(group.coded, group.plain) for group in found.groups] == [(500, 0), (1000, 500)]
-    assert [group.up for group in found.groups] == [round(52 + 0.948 * 500), round(52 + 0.948 * 1000 + 4 * 500)]
-    assert [group.encode for group in found.groups] == pytest.approx([0.001, 0.003])
-    assert [(group.ready, group.needed) for group in found.groups] == [(0.1, 0.04), (0.2, 0.0)]
 
 
 def test_a_scheme_is_known_by_its_codecs_whatever_it_is_called(tmp_path: Path) -> None:

@@ -1,0 +1,41 @@
+"""The costs of a scheme on the groups of a plan, which may differ from the measured groups."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from psnode.jobs.planning.profile import GroupCosts, Profile, SchemeCosts
+from psnode.plans.groups import IDENTITY, Group, Plan
+from psnode.protocol.wire import HEADER_BYTES
+
+
+def on_plan(profile: Profile, costs: SchemeCosts, plan: Plan) -> SchemeCosts:
+    """Return the costs of a scheme on the groups of a plan. These groups may differ from the measured ones.
+
+    The bytes of a new group are a header, four for each plain coordinate, and an average number for each coded coordinate. Its
+    seconds are in proportion to its coordinates. If the plan is the measured one, the costs are returned unchanged.
+    """
+    if Plan.from_dict(costs.plan).groups == plan.groups:
+        return replace(costs, plan=plan.to_dict())
+    times, places = {tensor.name: tensor for tensor in profile.tensors}, plan.slices()
+    seconds = {key: sum(getattr(group, key) for group in costs.groups) for key in ("encode", "apply", "decode", "update")}
+
+    def rate(nbytes: Sequence[int]) -> float:
+        """Return the bytes of a coded coordinate."""
+        coded, plain = sum(group.coded for group in costs.groups), sum(group.plain for group in costs.groups)
+        return max(0.0, sum(nbytes) - HEADER_BYTES * len(nbytes) - 4 * plain) / coded if coded else 4.0
+
+    up, down = rate([group.up for group in costs.groups]), rate([group.down for group in costs.groups])
+
+    def of(group: Group) -> GroupCosts:
+        inside = [times[name] for name, place in places.items() if place.start < group.stop and group.start < place.stop]
+        coded = sum(segment.size for segment in group.segments if segment.codec != IDENTITY)
+        fixed, share = HEADER_BYTES + 4 * (group.size - coded), group.size / max(plan.size, 1)
+        return GroupCosts(
+            round(fixed + up * coded), round(fixed + down * coded), **{key: share * cost for key, cost in seconds.items()},
+            ready=max((tensor.ready for tensor in inside), default=0.0),
+            needed=min((tensor.needed for tensor in inside), default=0.0), coded=coded, plain=group.size - coded,
+        )  # fmt: skip
+
+    return replace(costs, groups=tuple(map(of, plan.groups)), plan=plan.to_dict())
