@@ -121,6 +121,7 @@ def plan(
     if given["run"] is not None:
         fitted = _refitted(given["run"], profile, speeds, given)
         workers, found, scenario = workers or fitted.run.workers, fitted.profile, fitted.scenario
+        topologies = (fitted.run.config.topology,)
         if not _chosen("rates") and scenario.rate is not None:
             speeds = {rate_text(scenario.rate): scenario.rate}
     elif workers is None:
@@ -361,10 +362,11 @@ def _measured_as(run: FinishedRun, schemes: Sequence[str]) -> Profile:
     from psnode.bench.hardware import hardware
     from psnode.jobs.planning.compared import compared
     from psnode.jobs.planning.profiling import measure
+    from psnode.jobs.planning.routing.routed_groups import USUAL
 
     if run.code is not None:
         raise ConfigurationError(f"--from {run.path} would execute {run.code}: measure a profile with it, and give --profile")
-    base = replace(run.config, plan=BY_RULE, local=None, resume=False, overlap=True, log_to=())
+    base = replace(run.config, topology=USUAL, plan=BY_RULE, local=None, resume=False, overlap=True, log_to=())
     return replace(measure(base, compared(base, schemes), _tell), hardware=hardware())
 
 

@@ -6,14 +6,14 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from psnode.config.amounts import counted, milliseconds, proportion
-from psnode.errors import ConfigurationError
+from psnode.config.amounts import milliseconds, proportion
 from psnode.jobs.planning.ddp_step import ddp_bytes, ddp_step, sums_of
 from psnode.jobs.planning.job_step import StepTime, job_step
 from psnode.jobs.planning.profile import Profile, SchemeCosts
-from psnode.jobs.planning.routing.folded_step import bytes_sent, folded_step, folds
+from psnode.jobs.planning.routing.folded_step import bytes_sent
 from psnode.jobs.planning.routing.route_lines import loads_of
 from psnode.jobs.planning.routing.routed_groups import USUAL, fits, routed
+from psnode.jobs.planning.routing.routed_step import TooLargeError, is_small, routed_step
 from psnode.jobs.planning.scenario import Scenario
 from psnode.plans.prediction import NEAR
 
@@ -22,11 +22,6 @@ _HALVINGS = 12
 _POWERSGD_UNDER_ADAM = "PowerSGD of rank 4 cost a small GPT under adamw 14 % (docs/results/2026-11-26-ddp-hooks-adamw.md)"
 _MANY = 32  # with more workers the limit is not sought, since forecasts take too long
 _MANY_ELSEWHERE = 5  # the same number if another topology than the usual one is predicted
-_MOST_FRAMES = 5000  # the most frames with gradients in a step under another topology than the usual one
-
-
-class _TooLargeError(ConfigurationError):
-    """Error for a step whose prediction would take too long."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +79,7 @@ def forecasts(
         names = asked if len(topologies) == 1 else [name for name in asked if fits(profile, name, topology)]
         try:
             found += [_of_scheme(profile, name, scenario, topology) for name in names]
-        except _TooLargeError:
+        except TooLargeError:
             if len(topologies) == 1:
                 raise
     return sorted(found, key=lambda forecast: forecast.seconds)
@@ -100,21 +95,18 @@ def _of_ddp(profile: Profile, hook: str, scenario: Scenario) -> Forecast:
 
 def _of_scheme(profile: Profile, name: str, scenario: Scenario, topology: str) -> Forecast:
     if topology == USUAL:  # uses the measured costs, also of profiles of earlier versions, which contain no plans
-        costs, routes = profile.schemes[name], None
-        sent = sum(group.up for group in costs.groups)
-    else:
-        groups = routed(profile, name, topology, scenario.workers)
-        costs, routes = groups.costs, groups.routes
-        if (frames := groups.frames) > _MOST_FRAMES:
-            if not folds(groups, scenario):
-                raise _TooLargeError(
-                    f"a step of {counted(frames, 'frame')} with gradients takes too long to predict under --topology {topology}: "
-                    "ask for fewer workers"
-                )
-            sent = max(bytes_sent(groups, groups.layout.computing[place]) for place in (0, -1))
-            return _forecast(name, folded_step(profile, groups, scenario), sent, costs, topology)
+        costs = profile.schemes[name]
+        return _forecast(name, job_step(profile, costs, scenario), sum(group.up for group in costs.groups), costs, topology)
+    groups = routed(profile, name, topology, scenario.workers)
+    try:
+        step = routed_step(profile, groups, scenario)
+    except TooLargeError as error:
+        raise TooLargeError(f"{error} under --topology {topology}: ask for fewer workers") from None
+    if is_small(groups):
         sent = max(load.sent for load in loads_of(groups) if load.rank in groups.layout.computing)
-    return _forecast(name, job_step(profile, costs, scenario, routes), sent, costs, topology)
+    else:
+        sent = max(bytes_sent(groups, groups.layout.computing[place]) for place in (0, -1))
+    return _forecast(name, step, sent, groups.costs, topology)
 
 
 def _forecast(name: str, step: StepTime, sent: int, costs: SchemeCosts, topology: str) -> Forecast:

@@ -17,10 +17,10 @@ from psnode.config import Config, settings
 from psnode.config.files import read_json
 from psnode.config.scheme import Scheme
 from psnode.errors import ConfigurationError, PsnodeError
-from psnode.exchange.routes.refusals import require_central
 from psnode.exchange.shard.consistency import rule_of
 from psnode.plans.groups import Plan
 from psnode.plans.prediction import Prediction
+from psnode.plans.roles import Layout
 from psnode.protocol.link_rates import LinkRates
 from psnode.records.directory import CONFIG
 from psnode.records.machines import MACHINES
@@ -35,7 +35,7 @@ class StepFigures(NamedTuple):
 
     `step`: from one version to the next. `passes`: of a worker, including the loading of weights, without waits. `encode`: of a
     worker's coder. `decode`: of the master, for the gradients of all workers. `update`: of the master, for the optimizer and the
-    coding of weights.
+    coding of weights. If several ranks update weights, both are the longest time of any of them.
     """
 
     step: float
@@ -100,8 +100,7 @@ class FinishedRun:
                 f"--from {path}: rounds of this run closed without the slowest workers, and predictions are of rounds that wait "
                 "for all: name a run of psnode train without --consistency"
             )
-        require_central(config, f"--from {path} is of another topology: psnode plan")
-        found = _steps(path, first, workers, config.spares)
+        found = _steps(path, first, Layout(workers, config.spares))
         if len(found) < FEWEST:
             raise ConfigurationError(
                 f"--from {path}: {len(found)} steps of all {workers} workers are recorded after the first {_COLD}, and a refit "
@@ -113,6 +112,11 @@ class FinishedRun:
         )  # fmt: skip
 
     @property
+    def layout(self) -> Layout:
+        """The roles of the run's ranks."""
+        return Layout(self.workers, self.config.spares, self.config.servers)
+
+    @property
     def code(self) -> str | None:
         """The first setting of the run that names code outside psnode, with its flag; None if there is no such setting."""
         for name, setting in settings().items():
@@ -122,8 +126,11 @@ class FinishedRun:
         return None
 
 
-def _steps(path: Path, first: int, workers: int, spares: int) -> list[StepFigures]:
-    """Return the figures of the steps in which all workers took part, without the first `first` + _COLD steps."""
+def _steps(path: Path, first: int, layout: Layout) -> list[StepFigures]:
+    """Return the figures of the steps in which all workers took part, without the first `first` + _COLD steps.
+
+    The last step has no figures if the job ended before the workers reported it.
+    """
     try:
         records = [record for record in read_records(path / METRICS) if record["step"] > first + _COLD]
     except PsnodeError as error:
@@ -131,8 +138,9 @@ def _steps(path: Path, first: int, workers: int, spares: int) -> list[StepFigure
     found = []
     for record in records:
         try:
-            if record["contributing"] == workers:
-                found.append(_figures(record, workers, spares))
+            if record["contributing"] == layout.workers:
+                figures = _figures(record, layout)
+                found += [figures] if figures.passes > 0 else []
         except (LookupError, TypeError, ValueError, OverflowError) as error:
             raise ConfigurationError(
                 f"--from {path} is damaged: the record of step {record['step']} in {METRICS} cannot be used ({error})"
@@ -140,18 +148,15 @@ def _steps(path: Path, first: int, workers: int, spares: int) -> list[StepFigure
     return found
 
 
-def _figures(record: Mapping[str, Any], workers: int, spares: int) -> StepFigures:
-    """Return the figures in a record of metrics.jsonl. Raises ValueError for impossible figures.
-
-    Weights go to workers and spares.
-    """
+def _figures(record: Mapping[str, Any], layout: Layout) -> StepFigures:
+    """Return the figures in a record of metrics.jsonl. Raises ValueError for impossible figures."""
     seconds = record["seconds"]
     found = StepFigures(
         seconds["step"], seconds["forward_backward"], seconds["encode"], seconds["decode"],
         seconds["update"] + seconds["downlink"],
-        record["uplink_bytes"] / workers, record["downlink_bytes"] / (workers + spares),
+        record["uplink_bytes"] / layout.workers, record["downlink_bytes"] / len(layout.readers),
     )  # fmt: skip
-    if not all(math.isfinite(value) and value >= 0 for value in found) or not found.step or not found.passes:
+    if not all(math.isfinite(value) and value >= 0 for value in found) or not found.step:
         raise ValueError("its figures are not those of a step")
     return found
 

@@ -6,7 +6,9 @@ The run determines, as medians over its steps,
   seconds of passes include it;
 * coding, decoding and updates of its own scheme. Those of another scheme are multiplied by the same factors, as on a faster or
   slower host, if both schemes are lossy or both are not;
-* the bytes of its own scheme, in both directions.
+* the bytes of its own scheme, in both directions, if they are sent.
+
+If weights are not sent, every worker updates them as under the scheme dense, so the updates of dense get the factor.
 
 Everything else stays as measured: the bytes of other schemes, the seconds that DDP adds, the seconds of its optimizer, the prices
 of messages and of their bytes, and the work of master and workers that belongs to no group.
@@ -20,19 +22,23 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from psnode.config import Config
-from psnode.config.names import names_codec_file
+from psnode.config.names import DENSE, names_codec_file
 from psnode.config.resolve import resolve
 from psnode.errors import ConfigurationError, PsnodeError
 from psnode.jobs.planning.job_step import job_step
 from psnode.jobs.planning.profile import GroupCosts, Profile, SchemeCosts, waiting
 from psnode.jobs.planning.refitting.finished_run import FinishedRun, StepFigures
+from psnode.jobs.planning.refitting.recorded_loads import COSTS, RecordedLoads
 from psnode.jobs.planning.routing.planned_costs import on_plan
+from psnode.jobs.planning.routing.routed_groups import USUAL, on_routes, routed
+from psnode.jobs.planning.routing.routed_step import routed_step
 from psnode.jobs.planning.scenario import GOODPUT, Scenario
 from psnode.plans.groups import Plan
 from psnode.plans.plan_file import stated_settings
 
 _SLOWEST, _FASTEST = 1e5, 4e11  # bit/s: ends of the range in which a rate is sought
 _HALVINGS = 18
+_BYTES = ("up", "down")
 _OF_A_SCHEME = ("codec", "feedback", "aggregator", "downlink", "downlink_lead")
 # possible origins of a rate
 GIVEN, MEASURED, FITTED, FREE, UNKNOWN = "given", "measured", "fitted", "free", "unknown"
@@ -66,8 +72,8 @@ def refit(profile: Profile, run: FinishedRun, scenario: Scenario, *, given: bool
     _check_model(profile, run.plan)
     if not run.config.overlap:
         profile = waiting(profile)
-    name = scheme_in(profile, run)
-    before = replace(profile, schemes={**profile.schemes, name: on_plan(profile, profile.schemes[name], run.plan)})
+    name, topology = scheme_in(profile, run), run.config.topology
+    before = replace(profile, schemes={**profile.schemes, name: _of_run(profile, name, run)})
     after = with_figures(before, name, run)
     if given:
         origin = GIVEN
@@ -77,24 +83,47 @@ def refit(profile: Profile, run: FinishedRun, scenario: Scenario, *, given: bool
     elif run.crowded:
         origin, scenario = UNKNOWN, replace(scenario, rate=None)
     else:
-        found = fitted_rate(after, name, scenario, run.measured.step)
+        found = fitted_rate(after, name, scenario, run.measured.step, topology)
         origin, scenario = FREE if found is None else FITTED, replace(scenario, rate=found)
     return ProfileRefit(
-        run, name, scenario, origin, figures(before, name, scenario), figures(after, name, scenario), after
+        run, name, scenario, origin, figures(before, name, scenario, run), figures(after, name, scenario, run), after
     )  # fmt: skip
 
 
-def figures(profile: Profile, name: str, scenario: Scenario) -> StepFigures:
-    """Return the figures of a step under the scheme `name` of the profile."""
-    costs = profile.schemes[name]
+def _of_run(profile: Profile, name: str, run: FinishedRun) -> SchemeCosts:
+    """Return the costs of the run's scheme `name` on the groups of the run's plan.
 
-    def total(cost: str) -> float:
-        return float(sum(getattr(group, cost) for group in costs.groups))
+    If the run chose the size of its groups in another way than by the rule, predictions for its topology keep these groups.
+    """
+    costs = on_plan(profile, profile.schemes[name], run.plan)
+    if routed(replace(profile, schemes={name: costs}), name, run.config.topology, run.workers).plan.groups == run.plan.groups:
+        return costs
+    largest = 4 * max(group.size for group in run.plan.groups)
+    return replace(costs, grouping={**costs.grouping, "group_bytes": largest})
 
+
+def figures(profile: Profile, name: str, scenario: Scenario, run: FinishedRun) -> StepFigures:
+    """Return the figures of a step of `run` in a scenario.
+
+    `name`: the scheme of the run in the profile. It must have the groups of the run's plan.
+    """
+    groups = on_routes(profile, profile.schemes[name], run.plan, run.config.topology, run.layout)
+    loads = RecordedLoads(groups.routes, run.layout)
     return StepFigures(
-        job_step(profile, costs, scenario).seconds, profile.passes + total("apply"), total("encode"),
-        scenario.workers * total("decode"), total("update"), total("up"), total("down"),
+        _seconds(profile, name, scenario, run.config.topology), profile.passes + sum(_column(groups.costs, "apply")),
+        **{figure: loads.figure(figure, _column(groups.costs, cost)) for figure, cost in COSTS.items()},
     )  # fmt: skip
+
+
+def _column(costs: SchemeCosts, name: str) -> list[float]:
+    return [getattr(group, name) for group in costs.groups]
+
+
+def _seconds(profile: Profile, name: str, scenario: Scenario, topology: str) -> float:
+    """Return the predicted seconds of a step, as psnode.jobs.planning.forecast.forecasts does."""
+    if topology == USUAL:
+        return job_step(profile, profile.schemes[name], scenario).seconds
+    return routed_step(profile, routed(profile, name, topology, scenario.workers), scenario).seconds
 
 
 def with_figures(profile: Profile, name: str, run: FinishedRun) -> Profile:
@@ -102,30 +131,33 @@ def with_figures(profile: Profile, name: str, run: FinishedRun) -> Profile:
 
     `name`: the scheme of the run in the profile. It must have the groups of the run's plan.
     """
-    costs, measured = profile.schemes[name], run.measured
-    slower = measured.passes / (profile.passes + sum(group.apply for group in costs.groups))
-    totals = {
-        "encode": measured.encode, "decode": measured.decode / run.workers, "update": measured.update, "up": measured.sent,
-        "down": measured.received,
-    }  # fmt: skip
-    sizes = [group.size for group in run.plan.groups]
-    columns = {key: _spread([getattr(group, key) for group in costs.groups], total, sizes) for key, total in totals.items()}
-    ratios = {
-        key: _ratio(totals[key], sum(getattr(group, key) for group in costs.groups)) for key in ("encode", "decode", "update")
-    }
+    costs = profile.schemes[name]
+    groups = on_routes(profile, costs, run.plan, run.config.topology, run.layout)
+    loads = RecordedLoads(groups.routes, run.layout)
+    slower = run.measured.passes / (profile.passes + sum(_column(groups.costs, "apply")))
+    columns, ratios = dict[str, list[float]](), dict[str, float]()
+    for figure, cost in COSTS.items():
+        there, measured = _column(groups.costs, cost), float(getattr(run.measured, figure))
+        predicted = loads.figure(figure, there)
+        weights: Sequence[float] = there if predicted > 0 else groups.sizes
+        if (whole := loads.figure(figure, weights)) > 0:
+            columns[cost] = [measured * weight / whole for weight in weights]
+            ratios[cost] = measured / predicted if measured > 0 and predicted > 0 else 1.0
 
     def own(place: int, group: GroupCosts) -> dict[str, Any]:
-        return {key: round(each[place]) if key in ("up", "down") else each[place] for key, each in columns.items()}
+        return {key: round(each[place]) if key in _BYTES else each[place] for key, each in columns.items()}
 
-    def alike(place: int, group: GroupCosts) -> dict[str, Any]:
-        return {key: ratio * getattr(group, key) for key, ratio in ratios.items()}
-
-    def unlike(place: int, group: GroupCosts) -> dict[str, Any]:
-        return {}
+    def scaled(*keys: str) -> Callable[[int, GroupCosts], dict[str, Any]]:
+        return lambda place, group: {key: ratios[key] * getattr(group, key) for key in keys}
 
     schemes = {}
     for key, each in profile.schemes.items():
-        change = own if key == name else alike if each.lossy == costs.lossy else unlike
+        if key == name:
+            change: Callable[[int, GroupCosts], dict[str, Any]] = own
+        elif each.lossy == costs.lossy:
+            change = scaled("encode", "decode", "update")
+        else:
+            change = scaled("update") if key == DENSE and not run.config.sends_weights else scaled()
         schemes[key] = replace(each, groups=_changed(each.groups, slower, change))
     tensors = tuple(replace(tensor, ready=slower * tensor.ready, needed=slower * tensor.needed) for tensor in profile.tensors)
     return replace(
@@ -143,16 +175,6 @@ def _changed(
         )
         for place, group in enumerate(groups)
     )  # fmt: skip
-
-
-def _spread(costs: Sequence[float], total: float, sizes: Sequence[int]) -> list[float]:
-    """Return costs with the sum `total` in the proportions of `costs`, or of `sizes` if all `costs` are 0."""
-    weights = costs if sum(costs) > 0 else sizes
-    return [total * weight / sum(weights) for weight in weights]
-
-
-def _ratio(measured: float, predicted: float) -> float:
-    return measured / predicted if measured > 0 and predicted > 0 else 1.0
 
 
 def _check_model(profile: Profile, plan: Plan) -> None:
@@ -197,15 +219,14 @@ def _is_of(costs: SchemeCosts, run: FinishedRun) -> bool:
     return all(getattr(own, field) == getattr(run.scheme, field) for field in _OF_A_SCHEME)
 
 
-def fitted_rate(profile: Profile, name: str, scenario: Scenario, seconds: float) -> float | None:
-    """Return the rate of links, in bit/s, at which a step takes `seconds`. It is found by bisection.
+def fitted_rate(profile: Profile, name: str, scenario: Scenario, seconds: float, topology: str = USUAL) -> float | None:
+    """Return the rate of links, in bit/s, at which a step takes `seconds` under a topology. It is found by bisection.
 
     Returns None if a step takes at least as long on the fastest links, or no longer even on the slowest.
     """
-    costs = profile.schemes[name]
 
     def longer(rate: float) -> bool:
-        return job_step(profile, costs, replace(scenario, rate=rate)).seconds > seconds
+        return _seconds(profile, name, replace(scenario, rate=rate), topology) > seconds
 
     low, high = _SLOWEST, _FASTEST
     if longer(high) or not longer(low):

@@ -61,6 +61,11 @@ def routed(profile: Profile, name: str, topology: str, workers: int) -> RoutedGr
     if size != DEFAULT_GROUP_BYTES and rules["group_by"] == "bytes" and not rules["group_bytes"]:
         plan = make_plan(_tensors(profile, plan), _codec(plan), **{**rules, "group_bytes": size})
         costs = on_plan(profile, costs, plan)
+    return on_routes(profile, costs, plan, topology, layout)
+
+
+def on_routes(profile: Profile, costs: SchemeCosts, plan: Plan, topology: str, layout: Layout) -> RoutedGroups:
+    """Return the groups of `plan`, for which a scheme has the costs `costs`, on their routes in a job of `layout`."""
     if not Config(topology=topology).sends_weights:
         costs = _with_dense_weights(profile, costs, plan)
     return RoutedGroups(costs, plan, routes_of(layout, plan, topology), layout)

@@ -11,11 +11,12 @@ import pytest
 
 from psnode.config import Config
 from psnode.errors import ConfigurationError
+from psnode.jobs.planning.forecast import forecasts
 from psnode.jobs.planning.profile import GroupCosts, Profile, SchemeCosts
 from psnode.jobs.planning.refitting.finished_run import FinishedRun
 from psnode.jobs.planning.refitting.profile_refit import ProfileRefit, refit, scheme_in
 from psnode.jobs.planning.scenario import GOODPUT, Scenario
-from psnode.jobs.simulating.simulated_job import simulate_job
+from psnode.jobs.simulating.simulated_job import groups_of, simulate_job
 from psnode.jobs.simulating.simulated_records import write_records
 from psnode.records.directory import CONFIG
 from psnode.records.machines import MACHINES
@@ -45,6 +46,38 @@ def test_factors_known_beforehand_are_recovered(tmp_path: Path) -> None:
     assert (unlike.encode, unlike.decode, unlike.update, unlike.up) == pytest.approx((0.002, 0.001, 0.003, 4052))
     assert (unlike.apply, unlike.ready, unlike.needed) == pytest.approx((0.002, 0.2, 0.08))
     assert (after.host, after.ddp, after.optimizer) == (before.host, before.ddp, before.optimizer)
+
+
+@pytest.mark.parametrize(
+    ("topology", "decode", "update", "sent", "received"),
+    [
+        # ranks 1 and 2 have one group each, from and to two other workers; rank 3 has none
+        ("mesh", 4 * 3 * 0.001, 5 * 0.003, 2 * 2 * 1500, 2 * 2 * 250),
+        # the master's share is twice that of a worker, so it has both groups
+        ("mesh:master=auto", 4 * 3 * 0.002, 5 * 0.006, 2 * 3 * 1500, 2 * 3 * 250),
+        # the master and rank 4 have one group each
+        ("sharded:servers=2", 4 * 3 * 0.001, 5 * 0.003, 2 * 3 * 1500, 2 * 3 * 250),
+        ("star:down=tree", 4 * 3 * 0.002, 5 * 0.006, 2 * 3 * 1500, 2 * 3 * 250),
+        # every worker has both groups, from two other workers
+        ("gather", 4 * 3 * 0.002, 5 * 0.006, 2 * 3 * 2 * 1500, 0),
+    ],
+)
+def test_factors_are_recovered_from_runs_under_other_topologies(
+    topology: str, decode: float, update: float, sent: int, received: int, tmp_path: Path
+) -> None:
+    """The factors are those of the star's run. Records have the longest decoding and the longest update of any rank."""
+    seconds = {**record(1)["seconds"], "decode": decode, "update": update, "downlink": 0.0}
+    records = [record(step, seconds=seconds, uplink_bytes=sent, downlink_bytes=received) for step in range(1, 15)]
+    found = of(make_run(tmp_path / "run", records, topology=topology))
+    down = 250 if received else 500  # the profile's if no weights are sent
+    for group, ready, needed in zip(found.profile.schemes["qsgd"].groups, (0.2, 0.4), (0.08, 0.0), strict=True):
+        expected = GroupCosts(1500, down, 0.006, 0.002, 0.004, 0.015, ready, needed, 1000, 0)
+        assert vars(group) == pytest.approx(vars(expected))
+    assert found.refitted[1:] == pytest.approx((0.604, 0.012, decode, update, sent / 3, received / 3))
+    dense = found.profile.schemes["dense"].groups[0]
+    assert dense.update == pytest.approx(0.003 if received else 0.015)  # without weights sent, all schemes update as dense does
+    forecast = next(row for row in forecasts(found.profile, SCENARIO, (topology,), ("qsgd",)) if not row.peer)
+    assert forecast.seconds == found.refitted.step
 
 
 def test_predicted_figures_are_the_sums_of_the_profile(tmp_path: Path) -> None:
@@ -112,8 +145,14 @@ def test_a_run_without_overlap_needs_all_weights_at_once(tmp_path: Path) -> None
     assert needed == [0.0] * 4
 
 
-@pytest.mark.parametrize("rate", [2e5, 1e6, None])
-def test_a_simulated_run_with_other_figures_is_recovered(rate: float | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("topology", "rate"),
+    [
+        ("star", 2e5), ("star", 1e6), ("star", None), ("mesh", 2e5), ("mesh", None), ("sharded:servers=2", 2e5), ("gather", 2e5),
+        ("gather", None),
+    ],
+)  # fmt: skip
+def test_a_simulated_run_with_other_figures_is_recovered(topology: str, rate: float | None, tmp_path: Path) -> None:
     """The simulated job's passes take 2.5 times as long as the profile's, and its coding, frames and updates differ too.
 
     Its connections take turns by other rules than those of a predicted step, so that the rate is recovered less exactly than
@@ -127,17 +166,21 @@ def test_a_simulated_run_with_other_figures_is_recovered(rate: float | None, tmp
         )
         for group in own.schemes["qsgd"].groups
     )  # fmt: skip
-    truth = replace(own, forward=0.25, backward=0.5, schemes={"qsgd": replace(own.schemes["qsgd"], groups=groups)})
+    costs = replace(own.schemes["qsgd"], groups=groups, grouping={"group_bytes": 4000})
+    plain = tuple(replace(group, update=0.0045, apply=slower * group.apply) for group in own.schemes["dense"].groups)
+    schemes = {"qsgd": costs, "dense": replace(own.schemes["dense"], groups=plain)}
+    truth = replace(own, forward=0.25, backward=0.5, schemes=schemes)
     scenario = replace(SCENARIO, rate=rate, uneven=0.0)
-    job = simulate_job(truth, truth.schemes["qsgd"], scenario, Config(aggregate_order="arrival"), 14)
+    config = Config(topology=topology, aggregate_order="arrival" if Config(topology=topology).sends_weights else "rank")
+    job = simulate_job(truth, groups_of(truth, "qsgd", config, 3), scenario, config, 14)
     write_records(tmp_path / "run", job, 2000, {})
-    (tmp_path / "run" / CONFIG).write_bytes((make_run(tmp_path / "settings") / CONFIG).read_bytes())
+    (tmp_path / "run" / CONFIG).write_bytes((make_run(tmp_path / "settings", topology=topology) / CONFIG).read_bytes())
     found = of(tmp_path / "run", own, replace(SCENARIO, uneven=0.0), given=False)
     assert (found.profile.forward, found.profile.backward) == pytest.approx((0.25, 0.5))
     for group, expected in zip(found.profile.schemes["qsgd"].groups, groups, strict=True):
-        assert vars(group) == pytest.approx(vars(expected))
+        assert vars(group) == pytest.approx(vars(expected if config.sends_weights else replace(expected, down=500)))
     if rate is None:
-        assert found.refitted.step == pytest.approx(job.step_times[-1], rel=1e-6)
+        assert found.refitted.step == pytest.approx(job.step_times[-2], rel=1e-6)
     else:
         assert found.origin == "fitted"
         assert found.scenario.rate == pytest.approx(rate, rel=0.05)

@@ -90,6 +90,27 @@ def test_a_saved_plan_has_the_groups_of_the_run_and_the_refitted_step(
     assert plan.prediction.step == found["run"]["refitted"]["step"]
 
 
+def test_predictions_are_for_the_topology_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The model is measured under the usual topology, with a worker and its master in one process."""
+    seen: list[str] = []
+
+    def measure(config: Config, schemes: Any, tell: Any) -> Profile:
+        seen.append(config.topology)
+        return profile()
+
+    monkeypatch.setattr(profiling, "measure", measure)
+    run = make_run(tmp_path / "run", topology="mesh", more={"links": LINKS})
+    assert main(["plan", "--from", str(run), "--save-plan", str(tmp_path / "plan.json"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    rows = {row["name"]: row for row in found["results"][0]["rows"] if not row["peer"]}
+    assert seen == ["star"]
+    assert {row["topology"] for row in rows.values()} == {"mesh"}
+    assert rows["qsgd"]["seconds"] == found["run"]["refitted"]["step"]
+    assert PlanFile.load(tmp_path / "plan.json").topology == "mesh"
+
+
 @pytest.mark.parametrize(
     ("more", "problem"),
     [

@@ -1,0 +1,31 @@
+"""The step time of a job whose groups travel on routes, by the graph of all frames or, for very many frames, the folded graph."""
+
+from __future__ import annotations
+
+from psnode.config.amounts import counted
+from psnode.errors import ConfigurationError
+from psnode.jobs.planning.job_step import StepTime, job_step
+from psnode.jobs.planning.profile import Profile
+from psnode.jobs.planning.routing.folded_step import folded_step, folds
+from psnode.jobs.planning.routing.routed_groups import RoutedGroups
+from psnode.jobs.planning.scenario import Scenario
+
+_MOST_FRAMES = 5000  # the most frames with gradients in a step that is predicted by the graph of all frames
+
+
+class TooLargeError(ConfigurationError):
+    """Error for a step whose prediction would take too long."""
+
+
+def routed_step(profile: Profile, groups: RoutedGroups, scenario: Scenario) -> StepTime:
+    """Return the step time of a job whose groups travel on routes. Raises TooLargeError if there are too many frames."""
+    if is_small(groups):
+        return job_step(profile, groups.costs, scenario, groups.routes)
+    if not folds(groups, scenario):
+        raise TooLargeError(f"a step of {counted(groups.frames, 'frame')} with gradients takes too long to predict")
+    return folded_step(profile, groups, scenario)
+
+
+def is_small(groups: RoutedGroups) -> bool:
+    """Return True if a step has so few frames that the graph of all frames predicts it."""
+    return groups.frames <= _MOST_FRAMES
