@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import operator
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,16 +16,26 @@ from psnode.config.amounts import rate_of
 from psnode.config.declaration import nearest
 from psnode.config.load import load
 from psnode.config.names import PASSED
-from psnode.config.train_settings import OWN
+from psnode.config.train_settings import OWN, UNDECIDED
 from psnode.errors import CodecSpecError, ConfigurationError, DivergedError, NonFiniteGradientError, TransportError
+from psnode.exchange.routes.topologies import COMPARED
 from psnode.jobs.planning.chosen_plan import chosen, plan_file
 from psnode.jobs.planning.compared import compared
 from psnode.jobs.planning.ddp_step import HOOKS
-from psnode.jobs.planning.forecast import CompressionVerdict, Forecast, forecasts, judge, limit_of, sentences
+from psnode.jobs.planning.forecast import (
+    CompressionVerdict,
+    Forecast,
+    forecasts,
+    judge,
+    limit_of,
+    sentences,
+    topology_sentences,
+)
 from psnode.jobs.planning.forecast_tables import NO_RATE, ending, heading, table
 from psnode.jobs.planning.given_model import GivenModel, OwnLoss, check_model, undisturbed, unwrapped
 from psnode.jobs.planning.profile import Profile, waiting
 from psnode.jobs.planning.profiling import measure
+from psnode.jobs.planning.routing.routed_groups import USUAL, possible
 from psnode.jobs.planning.scenario import Scenario
 from psnode.jobs.sessions.words import of_program
 
@@ -47,7 +58,6 @@ _NOT_HERE = {
     "workers says how many there are": ("local",),
     "nothing is trained": ("resume", "init_from", "new_head"),
     "plans are its result": ("plan",),
-    "it is one in which rank 0 updates all weights": ("topology",),
     "a forward pass of a session waits for all weights": ("overlap",),
 }  # fmt: skip
 _RESUME = "PSNODE_RESUME"
@@ -137,10 +147,22 @@ def plan_own_model(
     check_model(inner)
     with undisturbed(inner):
         task = GivenModel(inner, loss, batch)
-        profile = _measured(task, inner, given, schemes, progress, ranks=workers + 1 if one_machine else 1)
+        with _named_as_in_programs():
+            base, topologies, refused = _configured(task, inner, given)
+            profile = _measured(task, base, schemes, progress, ranks=workers + 1 if one_machine else 1)
     scenario = replace(scenario, cores=cores or profile.host.cores)
-    found = {text: _predicted(profile, replace(scenario, rate=speed)) for text, speed in speeds.items()}
-    return OwnModelPlan(profile, workers, found, limit_of(profile, scenario), _notes(profile))
+    found = {text: _predicted(profile, replace(scenario, rate=speed), topologies) for text, speed in speeds.items()}
+    left = tuple(f"left out: {of_program(line)}" for line in refused)
+    return OwnModelPlan(profile, workers, found, limit_of(profile, scenario, topologies), (*left, *_notes(profile)))
+
+
+@contextmanager
+def _named_as_in_programs() -> Iterator[None]:
+    """Replace the flags in the text of errors by the names of settings."""
+    try:
+        yield
+    except (ConfigurationError, CodecSpecError) as error:
+        raise ConfigurationError(of_program(str(error))) from None
 
 
 def _notes(profile: Profile) -> tuple[str, ...]:
@@ -154,45 +176,47 @@ def _notes(profile: Profile) -> tuple[str, ...]:
     return tuple(f"DDP {hook} is not compared: it does not train this model with this loss" for hook in missing)
 
 
-def _predicted(profile: Profile, scenario: Scenario) -> RatePrediction:
-    rows = forecasts(profile, scenario)
+def _predicted(profile: Profile, scenario: Scenario, topologies: Sequence[str]) -> RatePrediction:
+    rows = forecasts(profile, scenario, topologies)
     verdict = judge(rows)
-    return RatePrediction(tuple(rows), verdict, tuple(sentences(verdict)), scenario)
+    return RatePrediction(tuple(rows), verdict, (*sentences(verdict), *topology_sentences(rows, verdict)), scenario)
 
 
 def _measured(
     task: GivenModel,
-    model: torch.nn.Module,
-    given: Mapping[str, Any],
+    base: Config,
     schemes: str | Sequence[str],
     progress: Callable[[str], None] | None,
     *,
     ranks: int,
 ) -> Profile:
+    chosen = compared(base, [schemes] if isinstance(schemes, str) else schemes)
+    task.check_loss()
     try:
-        base = _configured(task, model, given)
-        chosen = compared(base, [schemes] if isinstance(schemes, str) else schemes)
-        task.check_loss()
         return waiting(measure(base, chosen, progress or (lambda line: None), ranks=ranks, task=task, device=task.device))
-    except (ConfigurationError, CodecSpecError) as error:
-        raise ConfigurationError(of_program(str(error))) from None
     except (DivergedError, NonFiniteGradientError, TransportError) as error:
         raise ConfigurationError(f"the measured steps on the batch diverge: give lr= as in the training ({error})") from error
 
 
-def _configured(task: GivenModel, model: torch.nn.Module, given: Mapping[str, Any]) -> Config:
-    """Return the configuration of a run with the `given` settings, which override PSNODE_* variables."""
-    known, refused = settings(), {name: reason for reason, names in _NOT_HERE.items() for name in names}
+def _configured(task: GivenModel, model: torch.nn.Module, given: Mapping[str, Any]) -> tuple[Config, list[str], list[str]]:
+    """Return the measured configuration, the topologies to predict, and lines about the topologies that are refused.
+
+    The configuration is that of a run with the `given` settings, which override PSNODE_* variables, under the usual topology:
+    the measured worker and its master are in one process.
+    """
+    known, useless = settings(), {name: reason for reason, names in _NOT_HERE.items() for name in names}
     for name in given:
         if name not in known:
             raise ConfigurationError(f"plan has no setting {name}{nearest(name, known) or ': psnode train --help lists them'}")
-        if name in refused:
-            raise ConfigurationError(f"{name} has no meaning in a plan for a model of the program: {refused[name]}")
+        if name in useless:
+            raise ConfigurationError(f"{name} has no meaning in a plan for a model of the program: {useless[name]}")
     if not isinstance(given.get("optimizer", ""), str) or given.get("optimizer") == OWN:
         raise ConfigurationError("optimizer is the name of one of torch's in a plan, such as adamw: name the one that is nearest")
     variables = {name: value for name, value in os.environ.items() if name != _RESUME}
     fixed = {"task": PASSED + type(model).__name__, "batch_size": len(task), "enable_gpu": task.device.type == "cuda"}
-    return load({**given, **fixed}, variables)
+    config = load({**given, **fixed}, variables)
+    topologies, refused = possible(config, COMPARED if config.topology == UNDECIDED else (config.topology,))
+    return replace(config, topology=USUAL), topologies, refused
 
 
 def _speeds(rate: Rates) -> dict[str, float | None]:

@@ -24,6 +24,7 @@ from psnode.config.load import load
 from psnode.errors import ConfigurationError
 from psnode.jobs.planning.own_model import OwnModelPlan
 from psnode.jobs.planning.profile import Profile
+from psnode.plans.plan_file import PlanFile
 from psnode.tasks.loading import make_task
 from psnode.tasks.torchvision_ops import import_torchvision
 from psnode.worker import inspection
@@ -56,6 +57,35 @@ def ask(model: Any = None, loss: Any = loss, of: Any = None, **options: Any) -> 
     model = small() if model is None else model
     options = {"workers": 2, "rate": "1mbit", "schemes": "qsgd", "threads": 1, **options}
     return psnode.plan(model, loss, batch() if of is None else of, **options)
+
+
+# ----- topologies
+
+
+def test_steps_are_predicted_under_the_named_topology(tmp_path: Path) -> None:
+    """The plan of the fastest scheme names the topology too."""
+    found = ask(topology="mesh", scheme="dense")
+    rows = [row for row in found.by_rate["1mbit"].forecasts if not row.peer]
+    assert {row.topology for row in rows} == {"mesh"}
+    [dense] = [row for row in rows if row.name == "dense"]
+    star = next(row for row in ask(scheme="dense").by_rate["1mbit"].forecasts if row.name == "dense")
+    assert dense.sent == star.sent  # of the one group, one worker sends the gradient, and the other one the weights
+    found.save_plan(tmp_path / "plan.json")
+    assert PlanFile.load(tmp_path / "plan.json").topology == "mesh"
+
+
+def test_auto_compares_topologies_and_tells_those_that_are_refused() -> None:
+    found = ask(topology="auto", scheme="dense", norm_cap=3)
+    rows = [row for row in found.by_rate["1mbit"].forecasts if not row.peer]
+    assert {row.topology for row in rows} == {"star", "star:down=tree", "gather"}
+    assert [line for line in found.notes if line.startswith("left out: norm_cap= compares") and "topology=mesh:" in line]
+    [told] = [line for line in found.by_rate["1mbit"].sentences if "psnode train" in line]
+    assert all(f"--topology {topology}" in told for topology in ("star", "star:down=tree", "gather"))
+
+
+def test_a_single_refused_topology_is_an_error_in_words_of_programs() -> None:
+    with pytest.raises(ConfigurationError, match=r"^norm_cap= compares norms of whole gradients.* under topology=mesh: use"):
+        ask(topology="mesh", norm_cap=3)
 
 
 # ----- the state of the program
