@@ -15,6 +15,7 @@ FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20  # bytes: torch's defaults
 # hooks that work over gloo; the bf16 hook needs NCCL
 HOOKS = ("fp32", "fp16", "powersgd:rank=2")
 _STEPS = 3
+_MOST_RANKS = 4  # of a ring whose ranks are alike
 
 
 class DdpBucket(NamedTuple):
@@ -59,10 +60,15 @@ def sums_of(tensors: Sequence[TensorTimes], hook: str) -> list[DdpBucket]:
 
 
 def ddp_step(profile: Profile, hook: str, scenario: Scenario) -> StepTime:
-    """Return the step time under a hook of HOOKS whose overhead is in the profile."""
+    """Return the step time under a hook of HOOKS whose overhead is in the profile.
+
+    On hosts of their own all ranks are alike, and each link carries one connection each way. So a ring of a few ranks stands for
+    the whole ring, with the bytes and turns of the whole.
+    """
     graph = Graph()
-    hosts = HostModels(graph, scenario, profile.host, ranks=scenario.workers)
-    ranks, turns = range(scenario.workers), 2 * (scenario.workers - 1)
+    ranks = range(scenario.workers if scenario.shared else min(scenario.workers, _MOST_RANKS))
+    turns = 2 * (scenario.workers - 1)
+    hosts = HostModels(graph, scenario, profile.host, ranks=len(ranks))
     sums = sums_of(profile.tensors, hook)
     whole = sum(each.nbytes for each in sums) or 1.0
     alike = not hook.startswith("powersgd")  # True if the next sum does not wait for the result of the previous sum

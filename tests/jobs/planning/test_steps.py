@@ -124,7 +124,7 @@ def test_workers_whose_connections_are_faster_are_ahead_and_use_the_link_meanwhi
     assert 0.3 + 0.3 < uneven < even
 
 
-@pytest.mark.parametrize("workers", [1, 2, 4, 7])
+@pytest.mark.parametrize("workers", [1, 2, 4, 7, 3000])
 @pytest.mark.parametrize(("hook", "nbytes"), [("fp32", [4_000_000]), ("fp16", [2_000_000]), ("powersgd:rank=2", [8000, 8000])])
 def test_a_step_of_ddp_follows_the_formula_of_the_all_reduce(workers: int, hook: str, nbytes: list[int]) -> None:
     """One bucket, or PowerSGD's two factors of a 1000 x 1000 matrix, one after the other; three milliseconds of DDP's own."""
