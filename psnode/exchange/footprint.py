@@ -63,13 +63,19 @@ def footprint(coding: Coding, config: Config, workers: int) -> Footprint:
     master = root
     if shares.master < 1:
         master = (model, *_to_update(root, shares.master), _gathered(vector, shares.server or shares.worker, coding, config))
-    server = (model, *_to_update(root, shares.server)) if config.servers else ()
-    return Footprint(vector, tuple(master), (*worker, *_to_update(root, shares.worker)), server)
+    packed = Use("its state, packed for a checkpoint", vector * _state_vectors(coding, config))
+    server = (model, *_to_update((*root, packed), shares.server)) if config.servers else ()
+    return Footprint(vector, tuple(master), (*worker, *_to_update((*root, packed), shares.worker)), server)
 
 
 def _to_update(root: Sequence[Use], share: float) -> Sequence[Use]:
     """Return the memory in which a rank updates the `share` (0 to 1) of the weights. `root`: the memory for all weights."""
     return [Use(f"{'its part' if share < 1 else 'to update'}: {use.purpose}", share * use.nbytes) for use in root if share]
+
+
+def _state_vectors(coding: Coding, config: Config) -> float:
+    """Return the number of vectors in the state of a checkpoint."""
+    return 1 + optimizer_vectors(coding, config) + (coding.down is not None) + (config.ema_decay is not None)
 
 
 def _gathered(vector: int, share: float, coding: Coding, config: Config) -> Use:
@@ -78,7 +84,7 @@ def _gathered(vector: int, share: float, coding: Coding, config: Config) -> Use:
     In addition, the answer of one shard, which has the `share` (0 to 1) of the weights, is held three times: as a frame, as a
     file, and as tensors, which the state takes over if they are whole. After that, the flat vector of all weights takes memory.
     """
-    vectors = 1 + optimizer_vectors(coding, config) + (coding.down is not None) + (config.ema_decay is not None)
+    vectors = _state_vectors(coding, config)
     return Use("state of all ranks, for a checkpoint", vector * (vectors + max(1.0, (2 if share == 1 else 3) * share * vectors)))
 
 

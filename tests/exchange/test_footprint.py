@@ -73,12 +73,12 @@ def test_memories_of_optimizers_are_those_of_their_papers(optimizer: str, expect
 def test_workers_that_update_all_weights_hold_all_that_a_master_would() -> None:
     """Adam has two memories; the coded gradients of three workers come in; the master keeps the weights for checkpoints alone.
 
-    For these it gets weights and memories in one answer, which is held as a frame, as a file and as tensors.
+    For these it gets weights and memories in one answer, which is held as a frame, as a file and as tensors. A worker packs them.
     """
     settings = {"optimizer": "adam", "downlink": "dense"}
     central, copied = (need("topk", workers=3, topology=topology, **settings) for topology in ("star", "gather"))
     assert vectors(copied.master, copied.vector) == {"weights": 1, GATHERED: 3 * 3}
-    assert copied.worker_bytes == central.worker_bytes + central.master_bytes
+    assert copied.worker_bytes == central.worker_bytes + central.master_bytes + 3 * central.vector
     assert vectors(copied.worker, copied.vector)["to update: memories of adam"] == 2
 
 
@@ -86,19 +86,20 @@ def test_a_master_with_a_part_of_the_weights_holds_that_part_of_all_that_updates
     """With three workers the master has two of five parts, and each worker has one.
 
     For a checkpoint the master gathers x, y and two memories of AdamW, in answers of a fifth of this; one of them is held three
-    times.
+    times. A worker packs its fifth.
     """
     settings = {"optimizer": "adamw", "lr": 0.001}
     central, dealt = (need("topk", workers=3, topology=topology, **settings) for topology in ("star", "mesh:master=auto"))
     assert dealt.master_bytes == pytest.approx((1 + 4 + 3 * 4 / 5) * central.vector + 2 / 5 * central.master_bytes)
-    assert dealt.worker_bytes == pytest.approx(central.worker_bytes + 1 / 5 * central.master_bytes)
+    assert dealt.worker_bytes == pytest.approx(central.worker_bytes + 1 / 5 * (central.master_bytes + 4 * central.vector))
 
 
 def test_servers_hold_equal_parts_of_all_that_updates_weights_and_workers_hold_none() -> None:
     central, served = (need("topk", workers=3, topology=topology) for topology in ("star", "sharded:servers=4"))
     part = central.vector + central.master_bytes / 4
     gathered = (2 + 3 * 2 / 4) * central.vector  # x and y, and three times the answer of one server
-    assert (served.master_bytes, served.server_bytes) == pytest.approx((part + gathered, part))
+    packed = 2 / 4 * central.vector
+    assert (served.master_bytes, served.server_bytes) == pytest.approx((part + gathered, part + packed))
     assert served.worker == central.worker
     assert central.server == ()
 
