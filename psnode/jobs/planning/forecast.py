@@ -13,7 +13,7 @@ from psnode.jobs.planning.profile import Profile, SchemeCosts
 from psnode.jobs.planning.routing.folded_step import bytes_sent
 from psnode.jobs.planning.routing.route_lines import loads_of
 from psnode.jobs.planning.routing.routed_groups import USUAL, fits, routed
-from psnode.jobs.planning.routing.routed_step import TooLargeError, are_few, routed_step
+from psnode.jobs.planning.routing.routed_step import TooLargeError, is_small, routed_step
 from psnode.jobs.planning.scenario import Scenario
 from psnode.plans.prediction import NEAR
 
@@ -94,17 +94,15 @@ def _of_ddp(profile: Profile, hook: str, scenario: Scenario) -> Forecast:
 
 
 def _of_scheme(profile: Profile, name: str, scenario: Scenario, topology: str) -> Forecast:
-    measured = profile.schemes[name]
-    small = are_few(scenario.workers * len(measured.groups))
-    if topology == USUAL and (small or scenario.shared or not measured.plan):  # profiles of earlier versions contain no plans
-        sent = sum(group.up for group in measured.groups)
-        return _forecast(name, job_step(profile, measured, scenario), sent, measured, topology)
+    if topology == USUAL:  # uses the measured costs, also of profiles of earlier versions, which contain no plans
+        costs = profile.schemes[name]
+        return _forecast(name, job_step(profile, costs, scenario), sum(group.up for group in costs.groups), costs, topology)
     groups = routed(profile, name, topology, scenario.workers)
     try:
         step = routed_step(profile, groups, scenario)
     except TooLargeError as error:
         raise TooLargeError(f"{error} under --topology {topology}: ask for fewer workers") from None
-    if are_few(groups.frames):
+    if is_small(groups):
         sent = max(load.sent for load in loads_of(groups) if load.rank in groups.layout.computing)
     else:
         sent = max(bytes_sent(groups, groups.layout.computing[place]) for place in (0, -1))

@@ -19,13 +19,13 @@ class TooLargeError(ConfigurationError):
 
 def routed_step(profile: Profile, groups: RoutedGroups, scenario: Scenario) -> StepTime:
     """Return the step time of a job whose groups travel on routes. Raises TooLargeError if there are too many frames."""
-    if are_few(groups.frames):
+    if is_small(groups):
         return job_step(profile, groups.costs, scenario, groups.routes)
     if not folds(groups, scenario):
         raise TooLargeError(f"a step of {counted(groups.frames, 'frame')} with gradients takes too long to predict")
     return folded_step(profile, groups, scenario)
 
 
-def are_few(frames: int) -> bool:
-    """Return True if a step with this number of frames with gradients is predicted by the graph of all frames."""
-    return frames <= _MOST_FRAMES
+def is_small(groups: RoutedGroups) -> bool:
+    """Return True if a step has so few frames that the graph of all frames predicts it."""
+    return groups.frames <= _MOST_FRAMES

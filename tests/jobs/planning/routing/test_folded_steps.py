@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import random
 import statistics
-from dataclasses import replace
 
 import pytest
 
 from psnode.config import Config
 from psnode.errors import ConfigurationError
 from psnode.exchange.routes.topologies import routes_of
-from psnode.jobs.planning import chosen_plan, forecast
 from psnode.jobs.planning.job_step import job_step
 from psnode.jobs.planning.profile import GroupCosts, HostCosts, Profile, SchemeCosts, TensorTimes
 from psnode.jobs.planning.routing import folded_step as folded
@@ -24,7 +22,7 @@ from psnode.plans.roles import Layout
 
 FREE = HostCosts(0.0, 0.0, 0.0, 0.0, 4, 1.0)
 RATE = 8e6 / GOODPUT  # a million bytes of payload per second
-FOLDED = ("star", "mesh", "mesh:master=auto", "gather", "sharded:servers=4")
+FOLDED = ("mesh", "mesh:master=auto", "gather", "sharded:servers=4")
 
 
 def job(
@@ -142,23 +140,6 @@ def test_groups_of_unequal_sizes_take_at_least_the_time_of_the_largest_one(monke
         groups = [GroupCosts(4 * n, 4 * n, 0, 0, 0, 0, 0.2 * (k + 1) / 64, 0.1) for k, n in enumerate(sizes)]
         step = folded_step(*job("mesh", 64, groups), Scenario(64, RATE, 0.0, 4)).seconds
         assert step >= 2 * 63 * 4 * max(sizes) / 1e6
-
-
-def test_a_star_of_thousands_is_predicted_and_planned_without_a_graph_of_all_frames(monkeypatch: pytest.MonkeyPatch) -> None:
-    """1500 workers send 2 MB and get 1 MB each, in ten groups; a group's weights follow its last gradient. 3 GB enter the
-    master at 1 MB/s, and then the last group's weights leave it, or at most all weights.
-    """
-    profile, groups = job("star", 1500, spread(10, forward=0.01, up=2 * 10**6, down=10**6), forward=0.01)
-    profile = replace(profile, schemes={"coded": replace(groups.costs, plan=groups.plan.to_dict())})
-    scenario = Scenario(1500, RATE, 0.0, 4)
-    monkeypatch.setattr(forecast, "job_step", None)
-    monkeypatch.setattr(chosen_plan, "step_spans", None)
-    [row] = forecast.forecasts(profile, scenario)
-    assert 3000 + 150 <= row.seconds <= 3000 + 1500 + 1
-    assert row.sent == 2 * 10**6
-    file = chosen_plan.plan_file(profile, row, forecast.judge([row]), scenario, "here")
-    assert file.prediction is not None
-    assert (file.prediction.step, file.prediction.spans) == (row.seconds, ())
 
 
 def test_the_rate_of_the_master_is_that_of_no_other_server() -> None:
