@@ -27,5 +27,6 @@ types=$!
 "$bin/python" scripts/compile_kernels.py || failed=1
 wait "$types" || failed=1
 # a worker of pytest-xdist that ends early is not replaced: with --dist loadgroup the run would never end
-"$bin/python" -m pytest -n 2 --dist loadgroup --max-worker-restart 0 || failed=$?
+# three processes keep two cores busy, since tests that start jobs wait for most of their time
+"$bin/python" -m pytest -n 3 --dist loadgroup --max-worker-restart 0 || failed=$?
 exit "$failed"

@@ -37,7 +37,7 @@ class Options:
     rate: str = option("1gbit", "Of every host's link.")
     host_cores: int = option(16, "Of every host.", minimum=1)
     workers: tuple[int, ...] = option(
-        (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024), "Repeat for more.", minimum=1, repeated=True, metavar="P", aliases=("-n",)
+        (2, 4, 8, 16, 32, 64, 128, 256), "Repeat for more.", minimum=1, repeated=True, metavar="P", aliases=("-n",)
     )
     scheme: tuple[str, ...] = option(("dense", "polar-2bit", "topk"), "Repeat for more.", repeated=True)
     topology: tuple[str, ...] = option((USUAL, "mesh", "gather"), "As for train; repeat for more.", repeated=True)
@@ -57,7 +57,8 @@ def measure(options: Options) -> Found:
         found = forecasts(profile, there, options.topology)
         missing = set(options.topology) - {each.topology for each in found if not each.peer}
         if missing:
-            raise ConfigurationError(f"{', '.join(sorted(missing))}: a step of {workers} workers has too many frames to predict")
+            names = ", ".join(sorted(missing))
+            raise ConfigurationError(f"{names}: train refuses all schemes, or a step of {workers} workers has too many frames")
         for each in found:
             if not each.peer or each.name == _DDP:
                 rows.setdefault((each.name, "" if each.peer else each.topology), {})[str(workers)] = each.seconds

@@ -206,10 +206,13 @@ def _refitted(path: Path, profile: Path | None, speeds: Mapping[str, float | Non
     from psnode.jobs.planning.profile import Profile
     from psnode.jobs.planning.refitting.finished_run import FinishedRun
     from psnode.jobs.planning.refitting.profile_refit import refit
+    from psnode.jobs.planning.routing.routed_groups import USUAL
 
     if profile is not None and given["schemes"]:
         raise ConfigurationError("--profile measures nothing: leave out --scheme")
     run = FinishedRun.read(path)
+    if given["plot"] is not None and run.config.topology != USUAL:
+        raise ConfigurationError(f"--plot draws steps of --topology {USUAL} alone, and {path} is of {run.config.topology}")
     found = _measured_as(run, given["schemes"]) if profile is None else Profile.load(profile)
     scenario = replace(_scenario(given, run.cores or found.host.cores), workers=run.workers)
     if run.links is not None and not _chosen("round_trip"):
@@ -250,11 +253,15 @@ def _at_rate(asked: _Asked, rate: str, scenario: Scenario) -> dict[str, Any]:
     from psnode.jobs.planning.chosen_plan import chosen, plan_file
     from psnode.jobs.planning.forecast import forecasts, judge, sentences, topology_sentences
     from psnode.jobs.planning.forecast_tables import chains, table
+    from psnode.jobs.planning.routing.routed_groups import fits
 
     rows = forecasts(asked.profile, scenario, asked.topologies)
     if lacking := set(asked.topologies) - {row.topology for row in rows if not row.peer}:
         names = ", ".join(sorted(lacking))
         click.echo(f"note: --topology {names}: refused for all these schemes, or a step has too many frames to predict", err=True)
+    for topology in asked.topologies:
+        if refused := [name for name in asked.profile.schemes if not fits(asked.profile, name, topology)]:
+            click.echo(f"note: --topology {topology}: left out, since train refuses it: {', '.join(refused)}", err=True)
     verdict = judge(rows)
     told = [*sentences(verdict), *topology_sentences(rows, verdict)]
     found = {"rate": rate, "verdict": told, "compress": verdict.compress, "rows": [asdict(row) for row in rows]}
@@ -360,13 +367,18 @@ def _measured(
 def _measured_as(run: FinishedRun, schemes: Sequence[str]) -> Profile:
     """Measure the model and the scheme of a run on this host, together with other schemes."""
     from psnode.bench.hardware import hardware
+    from psnode.exchange.routes.topologies import group_bytes_of
     from psnode.jobs.planning.compared import compared
     from psnode.jobs.planning.profiling import measure
     from psnode.jobs.planning.routing.routed_groups import USUAL
 
     if run.code is not None:
         raise ConfigurationError(f"--from {run.path} would execute {run.code}: measure a profile with it, and give --profile")
-    base = replace(run.config, topology=USUAL, plan=BY_RULE, local=None, resume=False, overlap=True, log_to=())
+    size = group_bytes_of(run.config.topology, 4 * run.plan.size, run.workers)
+    given = 0 if run.config.group_bytes == size else run.config.group_bytes  # a run also records a size that nobody gave
+    base = replace(
+        run.config, topology=USUAL, group_bytes=given, plan=BY_RULE, local=None, resume=False, overlap=True, log_to=()
+    )  # fmt: skip
     return replace(measure(base, compared(base, schemes), _tell), hardware=hardware())
 
 

@@ -69,14 +69,15 @@ def forecasts(
 ) -> list[Forecast]:
     """Return the forecasts of DDP with its hooks and of all schemes of the profile, or of `schemes` alone, the fastest first.
 
-    Every scheme is predicted under each of `topologies`. If there are several topologies, a topology whose step has too many
-    frames is left out, and a scheme is left out under a topology with which train refuses it. A single topology whose step has
-    too many frames raises ConfigurationError. Also raises the errors of psnode.jobs.planning.routing.routed_groups.routed.
+    Every scheme is predicted under each of `topologies`, except those with which train refuses it. If there are several
+    topologies, one whose step has too many frames is left out. A single topology raises ConfigurationError if its step has too
+    many frames, or if train refuses all schemes. Also raises the errors of psnode.jobs.planning.routing.routed_groups.routed.
     """
     found = [_of_ddp(profile, hook, scenario) for hook in profile.ddp]
     asked = [name for name in profile.schemes if schemes is None or name in schemes]
     for topology in topologies:
-        names = asked if len(topologies) == 1 else [name for name in asked if fits(profile, name, topology)]
+        names = [name for name in asked if fits(profile, name, topology)]
+        names = asked if len(topologies) == 1 and not names else names
         try:
             found += [_of_scheme(profile, name, scenario, topology) for name in names]
         except TooLargeError:
@@ -98,10 +99,7 @@ def _of_scheme(profile: Profile, name: str, scenario: Scenario, topology: str) -
         costs = profile.schemes[name]
         return _forecast(name, job_step(profile, costs, scenario), sum(group.up for group in costs.groups), costs, topology)
     groups = routed(profile, name, topology, scenario.workers)
-    try:
-        step = routed_step(profile, groups, scenario)
-    except TooLargeError as error:
-        raise TooLargeError(f"{error} under --topology {topology}: ask for fewer workers") from None
+    step = routed_step(profile, groups, scenario, topology)
     if is_small(groups):
         sent = max(load.sent for load in loads_of(groups) if load.rank in groups.layout.computing)
     else:

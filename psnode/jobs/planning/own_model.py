@@ -151,8 +151,13 @@ def plan_own_model(
             base, topologies, refused = _configured(task, inner, given)
             profile = _measured(task, base, schemes, progress, ranks=workers + 1 if one_machine else 1)
     scenario = replace(scenario, cores=cores or profile.host.cores)
-    found = {text: _predicted(profile, replace(scenario, rate=speed), topologies) for text, speed in speeds.items()}
-    left = tuple(f"left out: {of_program(line)}" for line in refused)
+    with _named_as_in_programs():
+        found = {text: _predicted(profile, replace(scenario, rate=speed), topologies) for text, speed in speeds.items()}
+    left = [f"left out: {of_program(line)}" for line in refused]
+    predicted = {(row.name, row.topology) for each in found.values() for row in each.forecasts}
+    for topology in topologies:
+        if names := [name for name in profile.schemes if (name, topology) not in predicted]:
+            left.append(f"left out under topology={topology}, refused or too large to predict: {', '.join(names)}")
     return OwnModelPlan(profile, workers, found, limit_of(profile, scenario, topologies), (*left, *_notes(profile)))
 
 

@@ -30,7 +30,7 @@ from psnode.jobs.planning.profile import GroupCosts, Profile, SchemeCosts, waiti
 from psnode.jobs.planning.refitting.finished_run import FinishedRun, StepFigures
 from psnode.jobs.planning.refitting.recorded_loads import COSTS, RecordedLoads
 from psnode.jobs.planning.routing.planned_costs import on_plan
-from psnode.jobs.planning.routing.routed_groups import USUAL, on_routes, routed
+from psnode.jobs.planning.routing.routed_groups import USUAL, RoutedGroups, on_routes
 from psnode.jobs.planning.routing.routed_step import routed_step
 from psnode.jobs.planning.scenario import GOODPUT, Scenario
 from psnode.plans.groups import Plan
@@ -39,7 +39,8 @@ from psnode.plans.plan_file import stated_settings
 _SLOWEST, _FASTEST = 1e5, 4e11  # bit/s: ends of the range in which a rate is sought
 _HALVINGS = 18
 _BYTES = ("up", "down")
-_OF_A_SCHEME = ("codec", "feedback", "aggregator", "downlink", "downlink_lead")
+_OF_GRADIENTS = ("codec", "feedback", "aggregator")
+_OF_A_SCHEME = (*_OF_GRADIENTS, "downlink", "downlink_lead")
 # possible origins of a rate
 GIVEN, MEASURED, FITTED, FREE, UNKNOWN = "given", "measured", "fitted", "free", "unknown"
 
@@ -72,8 +73,10 @@ def refit(profile: Profile, run: FinishedRun, scenario: Scenario, *, given: bool
     _check_model(profile, run.plan)
     if not run.config.overlap:
         profile = waiting(profile)
-    name, topology = scheme_in(profile, run), run.config.topology
-    before = replace(profile, schemes={**profile.schemes, name: _of_run(profile, name, run)})
+    name = scheme_in(profile, run)
+    before = profile
+    if run.config.topology == USUAL:  # under other topologies the groups follow from the number of workers
+        before = replace(profile, schemes={**profile.schemes, name: on_plan(profile, profile.schemes[name], run.plan)})
     after = with_figures(before, name, run)
     if given:
         origin = GIVEN
@@ -83,81 +86,74 @@ def refit(profile: Profile, run: FinishedRun, scenario: Scenario, *, given: bool
     elif run.crowded:
         origin, scenario = UNKNOWN, replace(scenario, rate=None)
     else:
-        found = fitted_rate(after, name, scenario, run.measured.step, topology)
+        found = fitted_rate(after, name, scenario, run)
         origin, scenario = FREE if found is None else FITTED, replace(scenario, rate=found)
     return ProfileRefit(
         run, name, scenario, origin, figures(before, name, scenario, run), figures(after, name, scenario, run), after
     )  # fmt: skip
 
 
-def _of_run(profile: Profile, name: str, run: FinishedRun) -> SchemeCosts:
-    """Return the costs of the run's scheme `name` on the groups of the run's plan.
-
-    If the run chose the size of its groups in another way than by the rule, predictions for its topology keep these groups.
-    """
-    costs = on_plan(profile, profile.schemes[name], run.plan)
-    if routed(replace(profile, schemes={name: costs}), name, run.config.topology, run.workers).plan.groups == run.plan.groups:
-        return costs
-    largest = 4 * max(group.size for group in run.plan.groups)
-    return replace(costs, grouping={**costs.grouping, "group_bytes": largest})
-
-
 def figures(profile: Profile, name: str, scenario: Scenario, run: FinishedRun) -> StepFigures:
-    """Return the figures of a step of `run` in a scenario.
-
-    `name`: the scheme of the run in the profile. It must have the groups of the run's plan.
-    """
-    groups = on_routes(profile, profile.schemes[name], run.plan, run.config.topology, run.layout)
+    """Return the figures of a step of `run` in a scenario. `name`: the scheme of the run in the profile."""
+    groups = _on_run(profile, name, run)
     loads = RecordedLoads(groups.routes, run.layout)
     return StepFigures(
-        _seconds(profile, name, scenario, run.config.topology), profile.passes + sum(_column(groups.costs, "apply")),
+        _seconds(profile, name, scenario, run), profile.passes + sum(_column(groups.costs, "apply")),
         **{figure: loads.figure(figure, _column(groups.costs, cost)) for figure, cost in COSTS.items()},
     )  # fmt: skip
+
+
+def _on_run(profile: Profile, name: str, run: FinishedRun) -> RoutedGroups:
+    """Return the groups of the run's plan, with the costs of the scheme `name`, on the routes of the run."""
+    return on_routes(profile, on_plan(profile, profile.schemes[name], run.plan), run.plan, run.config.topology, run.layout)
 
 
 def _column(costs: SchemeCosts, name: str) -> list[float]:
     return [getattr(group, name) for group in costs.groups]
 
 
-def _seconds(profile: Profile, name: str, scenario: Scenario, topology: str) -> float:
-    """Return the predicted seconds of a step, as psnode.jobs.planning.forecast.forecasts does."""
-    if topology == USUAL:
+def _seconds(profile: Profile, name: str, scenario: Scenario, run: FinishedRun) -> float:
+    """Return the predicted seconds of a step of the run."""
+    if run.config.topology == USUAL:
         return job_step(profile, profile.schemes[name], scenario).seconds
-    return routed_step(profile, routed(profile, name, topology, scenario.workers), scenario).seconds
+    return routed_step(profile, _on_run(profile, name, run), scenario, run.config.topology).seconds
 
 
 def with_figures(profile: Profile, name: str, run: FinishedRun) -> Profile:
-    """Return the profile with the measured figures of `run`.
+    """Return the profile with the measured figures of `run`. `name`: the scheme of the run in the profile.
 
-    `name`: the scheme of the run in the profile. It must have the groups of the run's plan.
+    Figures of other groups than the run's are changed by the same factors. A cost that the profile puts at 0 is divided in
+    proportion to coordinates.
     """
-    costs = profile.schemes[name]
-    groups = on_routes(profile, costs, run.plan, run.config.topology, run.layout)
+    costs, groups = profile.schemes[name], _on_run(profile, name, run)
     loads = RecordedLoads(groups.routes, run.layout)
     slower = run.measured.passes / (profile.passes + sum(_column(groups.costs, "apply")))
-    columns, ratios = dict[str, list[float]](), dict[str, float]()
+    ratios, by_coordinate = dict[str, float](), dict[str, float]()
     for figure, cost in COSTS.items():
-        there, measured = _column(groups.costs, cost), float(getattr(run.measured, figure))
-        predicted = loads.figure(figure, there)
-        weights: Sequence[float] = there if predicted > 0 else groups.sizes
-        if (whole := loads.figure(figure, weights)) > 0:
-            columns[cost] = [measured * weight / whole for weight in weights]
-            ratios[cost] = measured / predicted if measured > 0 and predicted > 0 else 1.0
+        measured, predicted = float(getattr(run.measured, figure)), loads.figure(figure, _column(groups.costs, cost))
+        if predicted > 0:
+            ratios[cost] = measured / predicted
+        elif (whole := loads.figure(figure, groups.sizes)) > 0:
+            by_coordinate[cost] = measured / whole
+    updater = name if run.config.sends_weights or DENSE not in profile.schemes else DENSE
+    sizes = [group.size for group in Plan.from_dict(costs.plan).groups]
 
     def own(place: int, group: GroupCosts) -> dict[str, Any]:
-        return {key: round(each[place]) if key in _BYTES else each[place] for key, each in columns.items()}
+        found = {key: ratio * getattr(group, key) for key, ratio in ratios.items()}
+        found |= {key: each * sizes[place] for key, each in by_coordinate.items()}
+        kept = {key: round(each) if key in _BYTES else each for key, each in found.items()}
+        return kept if updater == name else {key: each for key, each in kept.items() if key != "update"}
 
     def scaled(*keys: str) -> Callable[[int, GroupCosts], dict[str, Any]]:
-        return lambda place, group: {key: ratios[key] * getattr(group, key) for key in keys}
+        return lambda place, group: {key: (ratios.get(key) or 1.0) * getattr(group, key) for key in keys}
 
     schemes = {}
     for key, each in profile.schemes.items():
-        if key == name:
-            change: Callable[[int, GroupCosts], dict[str, Any]] = own
-        elif each.lossy == costs.lossy:
-            change = scaled("encode", "decode", "update")
-        else:
-            change = scaled("update") if key == DENSE and not run.config.sends_weights else scaled()
+        change: Callable[[int, GroupCosts], dict[str, Any]] = own
+        if key != name:
+            coding = ("encode", "decode") if each.lossy == costs.lossy else ()
+            updates = ("update",) if (key == updater if updater != name else each.lossy == costs.lossy) else ()
+            change = scaled(*coding, *updates)
         schemes[key] = replace(each, groups=_changed(each.groups, slower, change))
     tensors = tuple(replace(tensor, ready=slower * tensor.ready, needed=slower * tensor.needed) for tensor in profile.tensors)
     return replace(
@@ -216,17 +212,18 @@ def _is_of(costs: SchemeCosts, run: FinishedRun) -> bool:
         own = resolve(Config(**costs.settings))
     except (PsnodeError, TypeError, ValueError):
         return False
-    return all(getattr(own, field) == getattr(run.scheme, field) for field in _OF_A_SCHEME)
+    sent = run.config.sends_weights
+    return all(getattr(own, field) == getattr(run.scheme, field) for field in (_OF_A_SCHEME if sent else _OF_GRADIENTS))
 
 
-def fitted_rate(profile: Profile, name: str, scenario: Scenario, seconds: float, topology: str = USUAL) -> float | None:
-    """Return the rate of links, in bit/s, at which a step takes `seconds` under a topology. It is found by bisection.
+def fitted_rate(profile: Profile, name: str, scenario: Scenario, run: FinishedRun) -> float | None:
+    """Return the rate of links, in bit/s, at which a step takes as long as in the run. It is found by bisection.
 
     Returns None if a step takes at least as long on the fastest links, or no longer even on the slowest.
     """
 
     def longer(rate: float) -> bool:
-        return _seconds(profile, name, replace(scenario, rate=rate), topology) > seconds
+        return _seconds(profile, name, replace(scenario, rate=rate), run) > run.measured.step
 
     low, high = _SLOWEST, _FASTEST
     if longer(high) or not longer(low):

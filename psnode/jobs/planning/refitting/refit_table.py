@@ -10,6 +10,7 @@ from typing import Any
 from psnode.config.amounts import amount, counted, milliseconds, rate_text
 from psnode.jobs.planning.refitting.finished_run import StepFigures
 from psnode.jobs.planning.refitting.profile_refit import FITTED, FREE, GIVEN, MEASURED, UNKNOWN, ProfileRefit
+from psnode.jobs.planning.routing.routed_groups import USUAL
 
 _ROWS: Mapping[str, str] = {
     "step": "step",
@@ -34,7 +35,8 @@ _WIDTH = 62
 def lines(found: ProfileRefit) -> list[str]:
     """Return an empty line, the lines of the table, and lines on the origin of every quantity of the refitted profile."""
     run = found.run
-    made = ["", f"{run.path}: {found.name}, {counted(run.workers, 'worker')}, medians of {counted(run.steps, 'step')}"]
+    job = f"{counted(run.workers, 'worker')}{_under(run.config.topology)}"
+    made = ["", f"{run.path}: {found.name}, {job}, medians of {counted(run.steps, 'step')}"]
     made.append(f"{'':28}{'predicted':>12}{'measured':>12}{'off':>10}")
     for key, words in _ROWS.items():
         before, measured = (getattr(each, key) for each in (found.predicted, run.measured))
@@ -54,7 +56,9 @@ def _origins(found: ProfileRefit) -> list[str]:
     rate = found.scenario.rate
     told = {
         "links": _ORIGINS[found.origin].format("any number of bytes at once" if rate is None else rate_text(rate)),
-        "from the run": f"passes of all schemes; bytes, coding, decoding and updates of {found.name}{same}",
+        "from the run": f"passes of all schemes; bytes, coding, decoding and updates of {found.name}{same}"
+        if found.run.config.sends_weights
+        else f"passes of all schemes; bytes, coding and decoding of {found.name}{same}; updates of dense",
         "as profiled": "bytes of other schemes, DDP's own work, prices of messages, work that belongs to no group",
     }
     if found.run.crowded:
@@ -63,6 +67,10 @@ def _origins(found: ProfileRefit) -> list[str]:
     for word, text in told.items():
         made += [f"{head:14}{line}" for head, line in zip_longest([word], wrap(text, _WIDTH), fillvalue="")]
     return made
+
+
+def _under(topology: str) -> str:
+    return "" if topology == USUAL else f", --topology {topology}"
 
 
 def _row(words: str, predicted: float, measured: float, *, in_bytes: bool = False) -> str:

@@ -17,12 +17,18 @@ class TooLargeError(ConfigurationError):
     """Error for a step whose prediction would take too long."""
 
 
-def routed_step(profile: Profile, groups: RoutedGroups, scenario: Scenario) -> StepTime:
-    """Return the step time of a job whose groups travel on routes. Raises TooLargeError if there are too many frames."""
+def routed_step(profile: Profile, groups: RoutedGroups, scenario: Scenario, topology: str) -> StepTime:
+    """Return the step time of a job whose groups travel on the routes of `topology`.
+
+    Raises TooLargeError if there are too many frames.
+    """
     if is_small(groups):
         return job_step(profile, groups.costs, scenario, groups.routes)
     if not folds(groups, scenario):
-        raise TooLargeError(f"a step of {counted(groups.frames, 'frame')} with gradients takes too long to predict")
+        raise TooLargeError(
+            f"a step of {counted(groups.frames, 'frame')} with gradients takes too long to predict under --topology {topology}: "
+            "ask for fewer workers"
+        )
     return folded_step(profile, groups, scenario)
 
 

@@ -12,12 +12,14 @@ import pytest
 from psnode.config import Config
 from psnode.errors import ConfigurationError
 from psnode.jobs.planning.forecast import forecasts
-from psnode.jobs.planning.profile import GroupCosts, Profile, SchemeCosts
+from psnode.jobs.planning.profile import GroupCosts, Profile, SchemeCosts, TensorTimes
 from psnode.jobs.planning.refitting.finished_run import FinishedRun
 from psnode.jobs.planning.refitting.profile_refit import ProfileRefit, refit, scheme_in
+from psnode.jobs.planning.routing.routed_groups import routed
 from psnode.jobs.planning.scenario import GOODPUT, Scenario
 from psnode.jobs.simulating.simulated_job import groups_of, simulate_job
 from psnode.jobs.simulating.simulated_records import write_records
+from psnode.plans.groups import Group, Plan, Segment, Tensor
 from psnode.records.directory import CONFIG
 from psnode.records.machines import MACHINES
 from tests.jobs.planning.refitting.run_cases import QSGD, make_run, plan_of_codecs, profile, record
@@ -59,7 +61,7 @@ def test_factors_known_beforehand_are_recovered(tmp_path: Path) -> None:
         ("sharded:servers=2", 4 * 3 * 0.001, 5 * 0.003, 2 * 3 * 1500, 2 * 3 * 250),
         ("star:down=tree", 4 * 3 * 0.002, 5 * 0.006, 2 * 3 * 1500, 2 * 3 * 250),
         # every worker has both groups, from two other workers
-        ("gather", 4 * 3 * 0.002, 5 * 0.006, 2 * 3 * 2 * 1500, 0),
+        ("gather", 4 * 3 * 0.002, 5 * 2 * 0.004, 2 * 3 * 2 * 1500, 0),
     ],
 )
 def test_factors_are_recovered_from_runs_under_other_topologies(
@@ -68,14 +70,19 @@ def test_factors_are_recovered_from_runs_under_other_topologies(
     """The factors are those of the star's run. Records have the longest decoding and the longest update of any rank."""
     seconds = {**record(1)["seconds"], "decode": decode, "update": update, "downlink": 0.0}
     records = [record(step, seconds=seconds, uplink_bytes=sent, downlink_bytes=received) for step in range(1, 15)]
-    found = of(make_run(tmp_path / "run", records, topology=topology))
-    down = 250 if received else 500  # the profile's if no weights are sent
+    own = profile()
+    given = replace(own.schemes["qsgd"], grouping={"group_bytes": 4000})
+    plain = replace(own.schemes["dense"], groups=tuple(replace(group, update=0.004) for group in own.schemes["dense"].groups))
+    own = replace(own, schemes={**own.schemes, "qsgd": given, "dense": plain})
+    found = of(make_run(tmp_path / "run", records, topology=topology), own)
+    # the profile's if no weights are sent: then every worker updates as under dense
+    down, changed = (250, 0.015) if received else (500, 0.003)
     for group, ready, needed in zip(found.profile.schemes["qsgd"].groups, (0.2, 0.4), (0.08, 0.0), strict=True):
-        expected = GroupCosts(1500, down, 0.006, 0.002, 0.004, 0.015, ready, needed, 1000, 0)
+        expected = GroupCosts(1500, down, 0.006, 0.002, 0.004, changed, ready, needed, 1000, 0)
         assert vars(group) == pytest.approx(vars(expected))
     assert found.refitted[1:] == pytest.approx((0.604, 0.012, decode, update, sent / 3, received / 3))
     dense = found.profile.schemes["dense"].groups[0]
-    assert dense.update == pytest.approx(0.003 if received else 0.015)  # without weights sent, all schemes update as dense does
+    assert dense.update == pytest.approx(0.004 if received else 0.02)
     forecast = next(row for row in forecasts(found.profile, SCENARIO, (topology,), ("qsgd",)) if not row.peer)
     assert forecast.seconds == found.refitted.step
 
@@ -167,7 +174,7 @@ def test_a_simulated_run_with_other_figures_is_recovered(topology: str, rate: fl
         for group in own.schemes["qsgd"].groups
     )  # fmt: skip
     costs = replace(own.schemes["qsgd"], groups=groups, grouping={"group_bytes": 4000})
-    plain = tuple(replace(group, update=0.0045, apply=slower * group.apply) for group in own.schemes["dense"].groups)
+    plain = tuple(replace(group, update=0.0055, apply=slower * group.apply) for group in own.schemes["dense"].groups)
     schemes = {"qsgd": costs, "dense": replace(own.schemes["dense"], groups=plain)}
     truth = replace(own, forward=0.25, backward=0.5, schemes=schemes)
     scenario = replace(SCENARIO, rate=rate, uneven=0.0)
@@ -178,7 +185,9 @@ def test_a_simulated_run_with_other_figures_is_recovered(topology: str, rate: fl
     found = of(tmp_path / "run", own, replace(SCENARIO, uneven=0.0), given=False)
     assert (found.profile.forward, found.profile.backward) == pytest.approx((0.25, 0.5))
     for group, expected in zip(found.profile.schemes["qsgd"].groups, groups, strict=True):
-        assert vars(group) == pytest.approx(vars(expected if config.sends_weights else replace(expected, down=500)))
+        assert vars(group) == pytest.approx(vars(expected if config.sends_weights else replace(expected, down=500, update=0.003)))
+    if not config.sends_weights:
+        assert [group.update for group in found.profile.schemes["dense"].groups] == pytest.approx([0.0055] * 2)
     if rate is None:
         assert found.refitted.step == pytest.approx(job.step_times[-2], rel=1e-6)
     else:
@@ -217,3 +226,29 @@ def test_profiles_of_earlier_versions_are_refused(tmp_path: Path) -> None:
     for old in (unnamed, planless):
         with pytest.raises(ConfigurationError, match="an earlier version wrote it: measure again"):
             of(path, old)
+
+
+def test_groups_under_another_topology_follow_from_the_workers_after_a_refit(tmp_path: Path) -> None:
+    """The profile has one group of 8 MB. In a mesh there are about four for each worker."""
+    size = 2_000_000
+    tensors = tuple(TensorTimes((size // 100,), 0.2 * (n + 1) / 100, 0.0, f"t{n}") for n in range(100))
+    whole = Plan(
+        tuple(Tensor(tensor.name, tensor.shape) for tensor in tensors), (Group(0, (Segment(0, QSGD, 0, (size,)),)),)
+    )  # fmt: skip
+    costs = SchemeCosts(
+        (GroupCosts(size, size, 0.01, 0.01, 0.01, 0.01, 0.2, 0.0, size, 0),), 0.0, 0.0, True, settings={"scheme": "qsgd"},
+        plan=whole.to_dict(),
+    )  # fmt: skip
+    own = replace(profile(), tensors=tensors, schemes={"qsgd": costs})
+    of_two = routed(own, "qsgd", "mesh", 2)
+    records = [record(step, workers=2, contributing=2) for step in range(1, 15)]
+    path = make_run(tmp_path / "run", records, plan=of_two.plan, topology="mesh", more={"workers": 2})
+    found = of(path, own, replace(SCENARIO, workers=2)).profile
+    counts = [len(routed(found, "qsgd", topology, n).plan.groups) for topology, n in (("mesh", 2), ("mesh", 8), ("star", 2))]
+    assert counts[2] == 1
+    assert [count / n for count, n in zip(counts[:2], (2, 8), strict=True)] == pytest.approx([4, 4], abs=0.5)
+
+
+def test_a_gather_is_known_by_its_codec_alone_since_no_weights_are_sent(tmp_path: Path) -> None:
+    settings = {"topology": "gather", "codec": QSGD}
+    assert scheme_in(profile(), FinishedRun.read(make_run(tmp_path / "run", **settings))) == "qsgd"

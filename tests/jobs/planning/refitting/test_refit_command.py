@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,41 @@ def test_a_saved_plan_has_the_groups_of_the_run_and_the_refitted_step(
     assert plan.prediction.step == found["run"]["refitted"]["step"]
 
 
+def test_schemes_that_the_topology_refuses_are_left_out_with_a_note(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    own = profile()
+    coded = replace(own.schemes["topk"], settings={"scheme": "topk", "downlink": "qsgd"})
+    replace(own, schemes={**own.schemes, "topk": coded}).save(Path(words[4]))
+    run = make_run(Path(words[2]).with_name("gathered"), topology="gather", more={"links": LINKS})
+    assert main(["plan", "--from", str(run), *words[3:]]) == 0
+    told = capsys.readouterr()
+    assert "note: --topology gather: left out, since train refuses it: topk" in told.err
+    assert "gathered: qsgd, 3 workers, --topology gather, medians of" in told.out
+
+
+def test_a_picture_of_another_topology_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(Path(words[2]).with_name("mesh"), topology="mesh", more={"links": LINKS})
+    assert main(["plan", "--from", str(run), *words[3:], "--plot", "step.svg"]) == 2
+    assert "--plot draws steps of --topology star alone" in capsys.readouterr().err
+
+
+def test_a_size_of_groups_that_nobody_gave_is_not_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run records the size that follows from its workers, here the least one, of 64 KiB."""
+    seen: list[int] = []
+
+    def measure(config: Config, schemes: Any, tell: Any) -> Profile:
+        seen.append(config.group_bytes)
+        return profile()
+
+    monkeypatch.setattr(profiling, "measure", measure)
+    for size in (65536, 4000):
+        run = make_run(tmp_path / str(size), topology="mesh", group_bytes=size, more={"links": LINKS})
+        assert main(["plan", "--from", str(run)]) == 0
+    assert seen == [0, 4000]
+    capsys.readouterr()
+
+
 def test_predictions_are_for_the_topology_of_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -107,7 +143,6 @@ def test_predictions_are_for_the_topology_of_the_run(
     rows = {row["name"]: row for row in found["results"][0]["rows"] if not row["peer"]}
     assert seen == ["star"]
     assert {row["topology"] for row in rows.values()} == {"mesh"}
-    assert rows["qsgd"]["seconds"] == found["run"]["refitted"]["step"]
     assert PlanFile.load(tmp_path / "plan.json").topology == "mesh"
 
 
