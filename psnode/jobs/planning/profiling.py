@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections import defaultdict
@@ -184,12 +185,13 @@ def _scheme_costs(ground: TimedModel, config: Config, profile: Profile, tensors:
             rig.step()
             rig.between()
         before = len(rig.spans())
-        taken, encoded, served = list[float](), list[float](), list[float]()
+        taken, encoded, served, handled = list[float](), list[float](), list[float](), [_handled(rig.spans())]
         while len(taken) < _STEPS or sum(taken) < _SECONDS:
             taken.append(rig.step())
             begin = time.perf_counter()
             rig.between()
             served.append(time.perf_counter() - begin)
+            handled.append(_handled(rig.spans()))
             encoded.append(rig.report.encode)
         spans = _by_group(rig.spans()[before:], len(rig.plan.groups))
         places = rig.plan.slices()
@@ -206,8 +208,7 @@ def _scheme_costs(ground: TimedModel, config: Config, profile: Profile, tensors:
                     coded, group.size - coded,
                 )
             )  # fmt: skip
-        handled = sum(group.decode + group.update for group in groups)
-        bookkeeping = max(0.0, statistics.median(served) - handled) / (len(groups) + 1)
+        bookkeeping = _bookkeeping(served, handled, len(groups) + 1)
         doubt = doubt_of(scheme, config.optimizer)
         lossy = loses(scheme.codec) or loses(scheme.downlink)
         costs = SchemeCosts(
@@ -217,6 +218,22 @@ def _scheme_costs(ground: TimedModel, config: Config, profile: Profile, tensors:
         return replace(costs, extra=max(0.0, statistics.median(taken) - step_without_links(profile, costs)))
     finally:
         rig.close()
+
+
+def _handled(spans: Sequence[Mapping[str, Any]]) -> float:
+    """Return the seconds in which the master decoded and updated groups."""
+    return float(sum(1e-6 * span["dur"] for span in spans if "group" in span["args"] and span["name"] in ("decode", *_UPDATES)))
+
+
+def _bookkeeping(served: Sequence[float], handled: Sequence[float], frames: int) -> float:
+    """Return the seconds of the master's other work for each of `frames` frames of a step.
+
+    `served`: by step, the seconds from the gradient to the weights. `handled`: the sums of `_handled` before the first step and
+    after each step. The two are subtracted step by step: a disturbance adds to both, and the median of a sum is not the sum of
+    medians.
+    """
+    rests = [whole - (after - before) for whole, (before, after) in zip(served, itertools.pairwise(handled), strict=True)]
+    return max(0.0, statistics.median(rests)) / frames
 
 
 def _by_group(spans: Sequence[Mapping[str, Any]], groups: int) -> list[dict[str, float]]:

@@ -54,6 +54,19 @@ def test_frames_have_the_bytes_of_a_job(profile: Profile, scheme: str, tmp_path:
     assert sum(group.down for group in found) == pytest.approx(record["downlink_bytes"], rel=tolerance)
 
 
+def test_disturbances_of_groups_are_not_counted_as_other_work() -> None:
+    """In each of five steps another group is disturbed, so that the sum of the groups' medians is that of no step."""
+    spans, handled, served = list[dict[str, Any]](), [0.0], list[float]()
+    for step in range(5):
+        seconds = [0.1 + (group == step) for group in range(5)]
+        spans += [{"name": "decode", "dur": 1e6 * each, "args": {"group": group}} for group, each in enumerate(seconds)]
+        spans += [{"name": "apply", "dur": 1e6, "args": {"group": 0}}, {"name": "decode", "dur": 1e6, "args": {}}]
+        handled.append(profiling._handled(spans))
+        served.append(sum(seconds) + 0.006)
+    assert profiling._bookkeeping(served, handled, 6) == pytest.approx(0.001)
+    assert profiling._bookkeeping([0.1], [0.0, 0.2], 6) == 0  # groups on several lanes
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_groups_routes_and_bytes_where_every_worker_has_a_part_are_those_of_a_job(
     profile: Profile, scheme: str, tmp_path: Path
