@@ -47,7 +47,7 @@ def measure(options: Options) -> Found:
     """Return a row for each scheme and topology, and for DDP: `name`, `topology`, and `seconds` by number of workers as text.
 
     Left out are schemes that train refuses under a topology. Raises ConfigurationError for a topology that cannot be predicted
-    for so many workers.
+    for one of these numbers of workers.
     """
     profile = Profile.load(Path(options.profile)) if options.profile else profile_of(options.network, options.scheme)
     scenario = Scenario(1, rate_of(options.rate), _ROUND_TRIP, options.host_cores)

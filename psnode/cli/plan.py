@@ -367,18 +367,12 @@ def _measured(
 def _measured_as(run: FinishedRun, schemes: Sequence[str]) -> Profile:
     """Measure the model and the scheme of a run on this host, together with other schemes."""
     from psnode.bench.hardware import hardware
-    from psnode.exchange.routes.topologies import group_bytes_of
     from psnode.jobs.planning.compared import compared
     from psnode.jobs.planning.profiling import measure
-    from psnode.jobs.planning.routing.routed_groups import USUAL
 
     if run.code is not None:
         raise ConfigurationError(f"--from {run.path} would execute {run.code}: measure a profile with it, and give --profile")
-    size = group_bytes_of(run.config.topology, 4 * run.plan.size, run.workers)
-    given = 0 if run.config.group_bytes == size else run.config.group_bytes  # a run also records a size that nobody gave
-    base = replace(
-        run.config, topology=USUAL, group_bytes=given, plan=BY_RULE, local=None, resume=False, overlap=True, log_to=()
-    )  # fmt: skip
+    base = run.config_in_one_process
     return replace(measure(base, compared(base, schemes), _tell), hardware=hardware())
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple, Self
@@ -16,7 +16,9 @@ from typing import Any, NamedTuple, Self
 from psnode.config import Config, settings
 from psnode.config.files import read_json
 from psnode.config.scheme import Scheme
+from psnode.config.train_settings import BY_RULE
 from psnode.errors import ConfigurationError, PsnodeError
+from psnode.exchange.routes.topologies import group_bytes_of
 from psnode.exchange.shard.consistency import rule_of
 from psnode.plans.groups import Plan
 from psnode.plans.prediction import Prediction
@@ -115,6 +117,19 @@ class FinishedRun:
     def layout(self) -> Layout:
         """The roles of the run's ranks."""
         return Layout(self.workers, self.config.spares, self.config.servers)
+
+    @property
+    def config_in_one_process(self) -> Config:
+        """The settings with which a step of the run is measured by a worker and a master in one process.
+
+        The size of groups is that of the setting. The run's record also has a size if it was chosen by the number of workers.
+        """
+        config = self.config
+        chosen = group_bytes_of(config.topology, 4 * self.plan.size, self.workers)
+        size = 0 if config.group_bytes == chosen else config.group_bytes
+        return replace(
+            config, topology=Config().topology, group_bytes=size, plan=BY_RULE, local=None, resume=False, overlap=True, log_to=()
+        )  # fmt: skip
 
     @property
     def code(self) -> str | None:

@@ -108,41 +108,38 @@ def test_a_picture_of_another_topology_is_refused(words: list[str], capsys: pyte
     assert "--plot draws steps of --topology star alone" in capsys.readouterr().err
 
 
-def test_a_size_of_groups_that_nobody_gave_is_not_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A run records the size that follows from its workers, here the least one, of 64 KiB."""
-    seen: list[int] = []
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Config, list[str]]]:
+    """Return a list that gets the settings and the schemes of every measurement, whose profile is that of run_cases."""
+    seen: list[tuple[Config, list[str]]] = []
 
     def measure(config: Config, schemes: Any, tell: Any) -> Profile:
-        seen.append(config.group_bytes)
+        seen.append((config, list(schemes)))
         return profile()
 
     monkeypatch.setattr(profiling, "measure", measure)
+    return seen
+
+
+def test_a_size_of_groups_that_follows_from_the_workers_is_not_measured(
+    tmp_path: Path, measured: list[tuple[Config, list[str]]]
+) -> None:
+    """The record of a run has this size too, here the least one, of 64 KiB."""
     for size in (65536, 4000):
         run = make_run(tmp_path / str(size), topology="mesh", group_bytes=size, more={"links": LINKS})
         assert main(["plan", "--from", str(run)]) == 0
-    assert seen == [0, 4000]
-    capsys.readouterr()
+    assert [config.group_bytes for config, _ in measured] == [0, 4000]
 
 
 def test_predictions_are_for_the_topology_of_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, measured: list[tuple[Config, list[str]]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The model is measured under the usual topology, with a worker and its master in one process."""
-    seen: list[str] = []
-
-    def measure(config: Config, schemes: Any, tell: Any) -> Profile:
-        seen.append(config.topology)
-        return profile()
-
-    monkeypatch.setattr(profiling, "measure", measure)
     run = make_run(tmp_path / "run", topology="mesh", more={"links": LINKS})
     assert main(["plan", "--from", str(run), "--save-plan", str(tmp_path / "plan.json"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    rows = {row["name"]: row for row in found["results"][0]["rows"] if not row["peer"]}
-    assert seen == ["star"]
-    assert {row["topology"] for row in rows.values()} == {"mesh"}
+    assert [config.topology for config, _ in measured] == ["star"]
+    assert {row["topology"] for row in found["results"][0]["rows"] if not row["peer"]} == {"mesh"}
     assert PlanFile.load(tmp_path / "plan.json").topology == "mesh"
 
 
@@ -168,18 +165,11 @@ def test_without_a_run_the_number_of_workers_is_needed(words: list[str], capsys:
 
 
 def test_without_a_profile_the_model_is_measured_as_the_run_was_configured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, measured: list[tuple[Config, list[str]]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    seen: list[tuple[Config, list[str]]] = []
-
-    def measure(config: Config, schemes: Any, tell: Any) -> Profile:
-        seen.append((config, list(schemes)))
-        return profile()
-
-    monkeypatch.setattr(profiling, "measure", measure)
     run = make_run(tmp_path / "run", batch_size=24, local=3, overlap=False, more={"links": LINKS})
     assert main(["plan", "--from", str(run), "--scheme", "topk"]) == 0
-    [(config, schemes)] = seen
+    [(config, schemes)] = measured
     assert (config.network, config.batch_size, config.scheme) == ("LeNet", 24, "qsgd")
     assert (config.local, config.plan, config.overlap) == (None, "rule", True)
     assert schemes == ["qsgd", "dense", "bf16", "topk"]
