@@ -251,17 +251,12 @@ class _Asked(NamedTuple):
 def _at_rate(asked: _Asked, rate: str, scenario: Scenario) -> dict[str, Any]:
     """Show the predictions for a rate, save the plan if requested, and return all results in types that JSON has."""
     from psnode.jobs.planning.chosen_plan import chosen, plan_file
-    from psnode.jobs.planning.forecast import forecasts, judge, sentences, topology_sentences
+    from psnode.jobs.planning.forecast import forecasts, judge, left_out, sentences, topology_sentences
     from psnode.jobs.planning.forecast_tables import chains, table
-    from psnode.jobs.planning.routing.routed_groups import fits
 
     rows = forecasts(asked.profile, scenario, asked.topologies)
-    if lacking := set(asked.topologies) - {row.topology for row in rows if not row.peer}:
-        names = ", ".join(sorted(lacking))
-        click.echo(f"note: --topology {names}: refused for all these schemes, or a step has too many frames to predict", err=True)
-    for topology in asked.topologies:
-        if refused := [name for name in asked.profile.schemes if not fits(asked.profile, name, topology)]:
-            click.echo(f"note: --topology {topology}: left out, since train refuses it: {', '.join(refused)}", err=True)
+    for topology, names in left_out(asked.profile, asked.topologies, rows).items():
+        click.echo(f"note: --topology {topology}: refused, or too many frames to predict: {', '.join(names)}", err=True)
     verdict = judge(rows)
     told = [*sentences(verdict), *topology_sentences(rows, verdict)]
     found = {"rate": rate, "verdict": told, "compress": verdict.compress, "rows": [asdict(row) for row in rows]}

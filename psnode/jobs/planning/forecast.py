@@ -86,6 +86,13 @@ def forecasts(
     return sorted(found, key=lambda forecast: forecast.seconds)
 
 
+def left_out(profile: Profile, topologies: Sequence[str], found: Sequence[Forecast]) -> dict[str, list[str]]:
+    """Return by topology the schemes without a forecast: train refuses them, or a step has too many frames to predict."""
+    there = {(row.name, row.topology) for row in found}
+    missing = {topology: [name for name in profile.schemes if (name, topology) not in there] for topology in topologies}
+    return {topology: names for topology, names in missing.items() if names}
+
+
 def _of_ddp(profile: Profile, hook: str, scenario: Scenario) -> Forecast:
     step = ddp_step(profile, hook, scenario)
     nbytes = round(sum(ddp_bytes(each.nbytes, scenario.workers) for each in sums_of(profile.tensors, hook)))

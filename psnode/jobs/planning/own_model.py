@@ -27,6 +27,7 @@ from psnode.jobs.planning.forecast import (
     Forecast,
     forecasts,
     judge,
+    left_out,
     limit_of,
     sentences,
     topology_sentences,
@@ -153,12 +154,10 @@ def plan_own_model(
     scenario = replace(scenario, cores=cores or profile.host.cores)
     with _named_as_in_programs():
         found = {text: _predicted(profile, replace(scenario, rate=speed), topologies) for text, speed in speeds.items()}
-    left = [f"left out: {of_program(line)}" for line in refused]
-    predicted = {(row.name, row.topology) for each in found.values() for row in each.forecasts}
-    for topology in topologies:
-        if names := [name for name in profile.schemes if (name, topology) not in predicted]:
-            left.append(f"left out under topology={topology}, refused or too large to predict: {', '.join(names)}")
-    return OwnModelPlan(profile, workers, found, limit_of(profile, scenario, topologies), (*left, *_notes(profile)))
+    notes = [f"left out: {of_program(line)}" for line in refused]
+    for topology, names in left_out(profile, topologies, [row for each in found.values() for row in each.forecasts]).items():
+        notes.append(f"topology={topology}: refused, or too many frames to predict: {', '.join(names)}")
+    return OwnModelPlan(profile, workers, found, limit_of(profile, scenario, topologies), (*notes, *_notes(profile)))
 
 
 @contextmanager

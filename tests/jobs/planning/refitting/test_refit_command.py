@@ -98,7 +98,7 @@ def test_schemes_that_the_topology_refuses_are_left_out_with_a_note(words: list[
     run = make_run(Path(words[2]).with_name("gathered"), topology="gather", more={"links": LINKS})
     assert main(["plan", "--from", str(run), *words[3:]]) == 0
     told = capsys.readouterr()
-    assert "note: --topology gather: left out, since train refuses it: topk" in told.err
+    assert "note: --topology gather: refused, or too many frames to predict: topk" in told.err
     assert "gathered: qsgd, 3 workers, --topology gather, medians of" in told.out
 
 
