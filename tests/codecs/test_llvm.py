@@ -22,7 +22,7 @@ import psnode
 from psnode.codecs.kernels import bitmasks, cache_hints, cosines, rows, threefry
 from psnode.codecs.kernels.llvm import operations as ops
 from psnode.codecs.kernels.llvm import runtime_values
-from psnode.codecs.kernels.llvm.instructions import floats_at, instructions, plain, wide
+from psnode.codecs.kernels.llvm.instructions import floats_at, instructions, plain, viewed, wide
 from psnode.codecs.polarcodes import lanes, range_coder, range_reader, range_writer, symbols
 from psnode.exchange.update import sgd
 
@@ -119,6 +119,8 @@ CASES: dict[Any, Callable[[Rng], tuple[Any, ...]]] = {
     ),
     rows.bits_of: lambda r: (hard(F32, 1, r)[0],),
     rows.float_of: lambda r: (hard(F32, 1, r).view(U32)[0],),
+    rows.low_half: lambda r: (word(U32, r),),
+    rows.high_half: lambda r: (word(U32, r),),
     rows.pack_64: lambda r: (hard(np.uint8, 80, r) & np.uint8(1), 7, hard(U32, 8, r), 3),
     rows.unpack_64: lambda r: (word(U64, r), hard(np.uint8, 80, r), 9),
     cosines.halve_rows: lambda r: (doubles(80, r), doubles(80, r), 3, 50, 17, 60, F64(r.standard_normal())),
@@ -137,7 +139,7 @@ def test_every_function_of_instructions_has_a_case() -> None:
     users = [path for path in PACKAGE.rglob("*.py") if b"@instructions\n" in path.read_bytes()]
     modules = [import_module(".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)) for path in users]
     found = {each for module in modules for each in vars(module).values() if hasattr(each, "equivalent")}
-    of_their_own = {"instructions._wide", "instructions._floats_at"}  # tested at the end of this module
+    of_their_own = {"instructions._wide", "instructions._floats_at", "instructions._viewed"}  # tested at the end of this module
     assert {name_of(each) for each in found - CASES.keys()} == of_their_own
 
 
@@ -232,6 +234,97 @@ def test_operations_and_numpy_give_the_same_bits(name: str) -> None:
         for seed in range(40):
             rng = np.random.default_rng(seed)
             assert_same(function, np.zeros(4 * ROW, np.uint8), *(hard(dtype, ROW, rng) for dtype in dtypes), run=run)
+
+
+def operations_of(kind: Any) -> list[Callable[[Any, Any], Any]]:
+    """Return all operations of numbers of a type, with constants before and after the number."""
+    one = kind(3)
+    found: list[Callable[[Any, Any], Any]] = [
+        lambda a, b: a + b,
+        lambda a, b: a - b,
+        lambda a, b: a * b,
+        lambda a, b: -b,
+        lambda a, b: one + b,
+        lambda a, b: one - b,
+        lambda a, b: a - one,
+        lambda a, b: ((a < b) ^ (a <= b) | ~(a > b)) & (a >= b) ^ (a == b) | (a != b),
+        lambda a, b: one < b,
+        lambda a, b: ops.choose(a < b, one, ops.choose(a == b, b, one)),
+        lambda a, b: ops.choose(a < b, one - kind(1), one),
+        lambda a, b: a.astype(F64),
+        lambda a, b: a.astype(F32),
+    ]
+    if issubclass(kind, np.floating):
+        return [
+            *found,
+            lambda a, b: a / b,
+            lambda a, b: one / b,
+            lambda a, b: abs(b),
+            lambda a, b: ops.round_down(b),
+            lambda a, b: ops.square_root(b),
+            lambda a, b: ops.choose(abs(a) < kind(1 << 30), a, kind(7.75)).astype(I32),
+        ]
+    return [
+        *found,
+        lambda a, b: a & b,
+        lambda a, b: one | b,
+        lambda a, b: a ^ b,
+        lambda a, b: ~b,
+        lambda a, b: a << one,
+        lambda a, b: a >> one,
+        lambda a, b: b.astype(I32),
+        lambda a, b: b.astype(U32),
+    ]
+
+
+@pytest.mark.parametrize("kind", [F32, F64, I32, U32])
+def test_operations_of_numbers_and_numpys_give_the_same_bits(kind: Any) -> None:
+    def every(a: kind, b: kind, floats: Any, doubles: Any, words: Any) -> None:
+        for place, operation in enumerate(operations_of(kind)):
+            found = operation(a, b)
+            if found.dtype == F64:
+                ops.store(doubles, place, found)
+            elif found.dtype == F32:
+                ops.store(floats, place, found)
+            else:
+                ops.store(words, place, found.astype(U32))
+
+    every.__annotations__ = {"a": kind, "b": kind, "floats": Any, "doubles": Any, "words": Any, "return": None}
+    function = instructions(every)
+    run, size = compiled(function), len(operations_of(kind))
+    for seed in range(400):
+        rng = np.random.default_rng(seed)
+        one, other = doubles(2, rng) if kind is F64 else hard(kind, 2, rng)
+        if np.isnan(one) and np.isnan(other):
+            one = kind(1)
+        found, expected = (tuple(np.zeros(size, each) for each in (F32, F64, U32)) for _ in range(2))
+        run(one, other, *found)
+        plain(function)(one, other, *expected)
+        for mine, numpys in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(mine, numpys)  # not the payloads of NaNs
+            np.testing.assert_array_equal(np.signbit(mine) & ~np.isnan(mine), np.signbit(numpys) & ~np.isnan(mine))
+
+
+def test_results_that_are_known_when_a_kernel_is_compiled() -> None:
+    @instructions
+    def three(a: np.float32) -> tuple[np.uint32, bool, np.float64]:
+        return U32(5) << U32(2), F32(1) < F32(2), a.astype(F64)
+
+    assert compiled(three)(F32(0.5)) == (20, True, 0.5) == plain(three)(F32(0.5))
+
+
+@pytest.mark.parametrize("writable", [True, False])
+@pytest.mark.parametrize(("dtype", "other"), [(F32, U32), (np.uint8, U64), (U64, np.uint8), (I32, F64)])
+def test_a_view_is_that_of_numpy(dtype: Any, other: Any, writable: bool) -> None:
+    x = np.random.default_rng(5).integers(0, 250, 48).astype(dtype)
+    x.flags.writeable = writable
+    run = compiled(viewed)
+    part = run(x[8:40], other)
+    assert bits_of(part) == bits_of(plain(viewed)(x[8:40], other)) and part.dtype == other
+    assert part.flags.writeable == writable and np.shares_memory(part, x)
+    assert run(x[:0], other).shape == (0,)
+    with pytest.raises(Exception, match="one contiguous dimension"):
+        run(x[::2], other)
 
 
 @pytest.mark.skipif(not ops.moves(), reason="no instructions that move lanes")

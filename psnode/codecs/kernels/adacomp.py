@@ -12,7 +12,7 @@ from psnode.codecs.arrays import Bytes, Float64s, Floats, Words32
 from psnode.codecs.kernels.cache_hints import wide
 from psnode.codecs.kernels.finite import INFINITY_BITS
 from psnode.codecs.kernels.jit import kernel
-from psnode.codecs.kernels.llvm.instructions import floats_at
+from psnode.codecs.kernels.llvm.instructions import floats_at, viewed
 from psnode.codecs.kernels.parts import ADDRESS, START, STOP, PartTable, add_parts
 
 STRETCH = 2048
@@ -60,10 +60,10 @@ def gather(
     less than a stretch. A count of -1 means that a value at or after stop is not finite.
     """
     wide()
-    bits, step = x.view(np.uint32), length * max(1, STRETCH // length)
+    bits, step = viewed(x, np.uint32), length * max(1, STRETCH // length)
     fresh, limit_bits = np.empty(step, np.float32), np.empty(1, np.uint32)
     marks = np.zeros(step // 8 * 8 + 8, np.uint8)
-    words = marks.view(np.uint64)
+    words = viewed(marks, np.uint64)
     while start < x.size and count + step <= found.size:
         stop = min(start + step, x.size)
         if len(parts) > 1:

@@ -11,6 +11,7 @@ import numpy as np
 
 from psnode.codecs.arrays import Bytes, Float64s, Floats, Int64s, Words
 from psnode.codecs.kernels.jit import inlined, kernel
+from psnode.codecs.kernels.llvm.instructions import viewed
 from psnode.codecs.rng import BLOCK, HALF, fill
 
 CELLS = 1 << 14
@@ -31,7 +32,7 @@ def ordered(bits: np.uint32) -> np.uint32:
 @kernel
 def lookup(edges: Floats, table: Bytes) -> None:
     """Write to table[c], for CELLS cells, the number of `edges` (at most 255) whose `ordered` bits are at most c 2^18."""
-    bits = edges.view(np.uint32)
+    bits = viewed(edges, np.uint32)
     k = 0
     for cell in range(table.size):
         while k < bits.size and ordered(bits[k]) <= np.uint32(cell << _SHIFT):
@@ -42,7 +43,7 @@ def lookup(edges: Floats, table: Bytes) -> None:
 @kernel
 def assign(x: Floats, edges: Floats, table: Bytes, codes: Bytes) -> None:
     """Write the cluster of every coordinate. `edges`: all edges, followed by infinity; `table`: from lookup."""
-    bits = x.view(np.uint32)
+    bits = viewed(x, np.uint32)
     cells = np.empty(HALF, np.uint8)
     for start in range(0, x.size, HALF):
         part, words, there = x[start : start + HALF], bits[start : start + HALF], codes[start : start + HALF]

@@ -17,6 +17,7 @@ import numpy as np
 from psnode.codecs.arrays import Float64s, Floats
 from psnode.codecs.kernels.cache_hints import copy_to, wide
 from psnode.codecs.kernels.jit import inlined, kernel
+from psnode.codecs.kernels.llvm.instructions import viewed
 from psnode.codecs.kernels.norms import fold
 from psnode.codecs.kernels.trees import ROW, tree_of
 
@@ -82,7 +83,7 @@ def begun(size: int) -> Float64s:
 def add_row(x: Floats, y: Floats, row: int, dots: Float64s) -> None:
     """Write <x, y> and <y, y> of row number `row`, of 512 values, to `dots`."""
     wide()
-    lanes: Floats = dots[:_SCRATCH].view(np.float32)
+    lanes: Floats = viewed(dots[:_SCRATCH], np.float32)
     for i in range(64):
         p, q, r, s = y[i], y[64 + i], y[128 + i], y[192 + i]
         t, u, v, w = y[256 + i], y[320 + i], y[384 + i], y[448 + i]

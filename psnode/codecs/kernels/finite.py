@@ -6,6 +6,7 @@ import numpy as np
 
 from psnode.codecs.arrays import Floats
 from psnode.codecs.kernels.jit import kernel
+from psnode.codecs.kernels.llvm.instructions import viewed
 from psnode.errors import NonFiniteGradientError
 
 INFINITY_BITS = 0x7F800000  # the magnitudes of infinity and NaN have, as integers, at least these bits
@@ -16,7 +17,7 @@ _BLOCK = 4096
 @kernel
 def copy_finite(source: Floats, target: Floats) -> bool:
     """Copy 1-D `source` to `target` in one pass. Return True if all values are finite."""
-    bits = source.view(np.uint32)
+    bits = viewed(source, np.uint32)
     top = np.uint32(0)
     for start in range(0, source.size, _BLOCK):
         stop = min(start + _BLOCK, source.size)
@@ -31,7 +32,7 @@ def copy_finite(source: Floats, target: Floats) -> bool:
 @kernel
 def all_finite(values: Floats) -> bool:
     """Return True if all of 1-D `values` are finite."""
-    bits = values.view(np.uint32)
+    bits = viewed(values, np.uint32)
     top = np.uint32(0)
     for i in range(bits.size):
         top = max(top, np.uint32(bits[i] & np.uint32(0x7FFFFFFF)))

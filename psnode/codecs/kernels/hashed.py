@@ -11,6 +11,7 @@ import numpy as np
 
 from psnode.codecs.arrays import Float64s, Floats, Words, Words32
 from psnode.codecs.kernels.jit import inlined, kernel
+from psnode.codecs.kernels.llvm.instructions import viewed
 from psnode.codecs.rng import BLOCK, HALF, fill
 
 
@@ -31,7 +32,7 @@ def insert(x: Floats, rows: int, key: Words, stream: int, cells: Float64s) -> No
     words, places, signs = np.empty(HALF, np.uint32), np.empty(HALF, np.uint32), np.empty(HALF, np.uint32)
     signed = np.empty(HALF, np.uint32)
     values = signed.view(np.float32)
-    bits = x.view(np.uint32)
+    bits = viewed(x, np.uint32)
     for start in range(0, x.size, HALF):
         part = bits[start : start + HALF]
         for row in range(rows):

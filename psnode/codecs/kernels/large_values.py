@@ -15,6 +15,7 @@ from psnode.codecs.kernels.bitmasks import LANES, MAGNITUDE, lowest_one, mask_ad
 from psnode.codecs.kernels.cache_hints import AHEAD, fetch_row, fetch_row_to_write, wide
 from psnode.codecs.kernels.finite import INFINITY_BITS, ROW
 from psnode.codecs.kernels.jit import inlined, kernel
+from psnode.codecs.kernels.llvm.instructions import viewed
 from psnode.codecs.rng import BLOCK as CALLS
 from psnode.codecs.rng import fill
 
@@ -48,7 +49,7 @@ def gather(x: Floats, start: int, limit: np.uint32, indices: Words32, found: Wor
     """List the coordinates from `start` on whose magnitude has bits of at least `limit`."""
     wide()
     masks = np.empty(STRIP // LANES, np.uint64)
-    bits = x.view(np.uint32)
+    bits = viewed(x, np.uint32)
     while start < x.size and count + STRIP <= indices.size:
         stop = min(start + STRIP, x.size)
         rows = (stop - start) // LANES
@@ -68,7 +69,7 @@ def gather_copied(
     """Copy `x` into `target` while listing coordinates as `gather` does."""
     wide()
     masks = np.empty(STRIP // LANES, np.uint64)
-    bits = target.view(np.uint32)
+    bits = viewed(target, np.uint32)
     while start < x.size and count + STRIP <= indices.size:
         stop = min(start + STRIP, x.size)
         rows = (stop - start) // LANES
@@ -94,7 +95,7 @@ def gather_added(
     """
     wide()
     masks = np.empty(STRIP // LANES, np.uint64)
-    bits, magnitudes = target.view(np.uint32), x.view(np.uint32)
+    bits, magnitudes = viewed(target, np.uint32), viewed(x, np.uint32)
     while start < x.size and count + STRIP <= indices.size:
         stop = min(start + STRIP, x.size)
         rows = (stop - start) // LANES
@@ -124,7 +125,7 @@ def gather_difference(
     """List coordinates of x - y as `gather` does. The difference is computed a strip at a time."""
     masks = np.empty(STRIP // LANES, np.uint64)
     difference = np.empty(STRIP, np.float32)
-    bits = difference.view(np.uint32)
+    bits = viewed(difference, np.uint32)
     while start < x.size and count + STRIP <= indices.size:
         stop = min(start + STRIP, x.size)
         here, there = x[start:stop], y[start:stop]

@@ -14,6 +14,7 @@ import numpy as np
 
 from psnode.codecs.arrays import Float64s, Floats, Words32, readonly
 from psnode.codecs.kernels.jit import inlined, kernel
+from psnode.codecs.kernels.llvm.instructions import viewed
 from psnode.errors import PayloadError
 
 CHUNK = 512
@@ -89,13 +90,13 @@ def magnitude_of(top: np.uint32) -> float:
         return NOT_FINITE
     cell = np.empty(1, np.uint32)
     cell[0] = top
-    return float(cell.view(np.float32)[0])
+    return float(viewed(cell, np.float32)[0])
 
 
 @kernel
 def max_norm(v: Floats) -> float:
     """Return the largest magnitude in `v`, or NOT_FINITE."""
-    return float(magnitude_of(top_bits(v.view(np.uint32), np.uint32(0))))
+    return float(magnitude_of(top_bits(viewed(v, np.uint32), np.uint32(0))))
 
 
 @kernel

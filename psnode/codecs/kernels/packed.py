@@ -10,6 +10,7 @@ import numpy as np
 from psnode.codecs.arrays import Bytes, Codes, readonly
 from psnode.codecs.kernels.cache_hints import copy_to
 from psnode.codecs.kernels.jit import inlined, kernel
+from psnode.codecs.kernels.llvm.instructions import viewed
 from psnode.codecs.kernels.planes import BLOCK, ROW, pack_row, pack_tail, packed_nbytes, unpack_row, unpack_tail
 from psnode.errors import PayloadError
 
@@ -24,10 +25,10 @@ def pack_block(low: Bytes, high: Bytes, count: int, bits: int, row: Bytes, out: 
     """Pack `count` codes of `bits` bits (0..16) from their rows. Return the number of bytes. `row`: ROW bytes of scratch."""
     used = 64 * bits
     if count == BLOCK:
-        words = out[:used].view(np.uint32)
-        pack_row(low.view(np.uint32), min(bits, 8), words)
+        words = viewed(out[:used], np.uint32)
+        pack_row(viewed(low, np.uint32), min(bits, 8), words)
         if bits > 8:
-            pack_row(high.view(np.uint32), bits - 8, words[BLOCK // 4 :])
+            pack_row(viewed(high, np.uint32), bits - 8, words[BLOCK // 4 :])
     else:
         copy_to(low, row)
         used = pack_tail(row, count, min(bits, 8), out)
@@ -42,10 +43,10 @@ def unpack_block(data: Bytes, count: int, bits: int, low: Bytes, high: Bytes) ->
     """Unpack codes into their rows: the inverse of pack_block. Return the number of bytes. `low`, `high`: ROW zeros."""
     used = 64 * bits
     if count == BLOCK:
-        words = data[:used].view(np.uint32)
-        unpack_row(words, min(bits, 8), low.view(np.uint32))
+        words = viewed(data[:used], np.uint32)
+        unpack_row(words, min(bits, 8), viewed(low, np.uint32))
         if bits > 8:
-            unpack_row(words[BLOCK // 4 :], bits - 8, high.view(np.uint32))
+            unpack_row(words[BLOCK // 4 :], bits - 8, viewed(high, np.uint32))
         else:
             high[:] = 0
     else:

@@ -13,7 +13,7 @@ from numba import carray  # type: ignore[attr-defined]
 from psnode.codecs.arrays import Floats, Parts
 from psnode.codecs.kernels.cache_hints import AHEAD, fetch_row, fetch_row_to_write, wide
 from psnode.codecs.kernels.jit import kernel
-from psnode.codecs.kernels.llvm.instructions import floats_at
+from psnode.codecs.kernels.llvm.instructions import floats_at, viewed
 
 ROW = 512
 STRETCH = 4 * ROW  # a suitable length for add_parts: it stays in the first-level cache
@@ -59,7 +59,7 @@ def add_parts(parts: PartTable, first: int, start: int, stop: int) -> int:
         if begin < end:
             values = carray(floats_at(part[ADDRESS] + 4 * (begin - part[START])), end - begin)
             total = carray(floats_at(parts[0, ADDRESS] + 4 * begin), end - begin)
-            bits = values.view(np.uint32)
+            bits = viewed(values, np.uint32)
             for row in range(0, end - begin, ROW):
                 fetch_row(values, row + AHEAD)
                 fetch_row_to_write(total, row + AHEAD)

@@ -17,6 +17,7 @@ import numpy as np
 
 from psnode.codecs.arrays import Bytes, Words32
 from psnode.codecs.kernels.jit import inlined, kernel
+from psnode.codecs.kernels.llvm.instructions import viewed
 
 BLOCK = 512
 ROW = BLOCK + 8  # a plane's last byte may extend past the last code
@@ -52,7 +53,7 @@ def most_nbytes(count: int, bits: int) -> int:
 def new_rows() -> Rows:
     """Return rows of zeros."""
     low, high = np.zeros(ROW // 4, np.uint32), np.zeros(ROW // 4, np.uint32)
-    return Rows(low.view(np.uint8), low, high.view(np.uint8), high)
+    return Rows(viewed(low, np.uint8), low, viewed(high, np.uint8), high)
 
 
 @inlined

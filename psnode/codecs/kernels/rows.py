@@ -11,7 +11,7 @@ from psnode.codecs.kernels.cache_hints import AHEAD, fetch_row, wide
 from psnode.codecs.kernels.finite import INFINITY_BITS
 from psnode.codecs.kernels.fixed_point import goes_up, is_tie
 from psnode.codecs.kernels.jit import inlined, kernel
-from psnode.codecs.kernels.llvm.instructions import floats_at, instructions
+from psnode.codecs.kernels.llvm.instructions import floats_at, instructions, viewed
 from psnode.codecs.kernels.llvm.operations import load, packed, store, unpacked
 from psnode.codecs.kernels.norms import top_bits
 from psnode.codecs.kernels.parts import BEGIN, NOT_FINITE, STRETCH, PartTable, add_parts
@@ -33,6 +33,18 @@ def float_of(x: np.uint32) -> np.float32:
     return x.view(np.float32)
 
 
+@instructions
+def low_half(word: np.uint32) -> np.uint32:
+    """Return the 16 lower bits of `word`."""
+    return word & np.uint32(0xFFFF)
+
+
+@instructions
+def high_half(word: np.uint32) -> np.uint32:
+    """Return the 16 upper bits of `word`."""
+    return word >> np.uint32(16)
+
+
 @inlined
 def uncounted(x: Floats) -> Floats:
     """Return `x` as an array without reference counts, which take a tenth of the time for short rows. `x` must stay alive."""
@@ -42,13 +54,13 @@ def uncounted(x: Floats) -> Floats:
 @inlined
 def is_finite(v: Floats) -> bool:
     """Return True if a row is finite."""
-    return bool(top_bits(v.view(np.uint32), np.uint32(0)) < np.uint32(INFINITY_BITS))
+    return bool(top_bits(viewed(v, np.uint32), np.uint32(0)) < np.uint32(INFINITY_BITS))
 
 
 @inlined
 def largest_512(v: Floats) -> np.float32:
     """Return the largest magnitude of a finite row."""
-    return np.float32(float_of(np.uint32(top_bits(v.view(np.uint32), np.uint32(0)))))
+    return np.float32(float_of(np.uint32(top_bits(viewed(v, np.uint32), np.uint32(0)))))
 
 
 @instructions
@@ -123,7 +135,7 @@ def survey_ends(x: Floats, tops: Int32s, parts: PartTable) -> bool:
     `parts` are first added to their target, the memory of `x`. Return False if a value or a part is not finite.
     """
     wide()
-    bits = x.view(np.int32)
+    bits = viewed(x, np.int32)
     largest, least, greatest = tops[0], tops[1], tops[2]
     cursor = BEGIN
     for start in range(0, x.size, ROW):
@@ -150,7 +162,7 @@ def survey_magnitudes(x: Floats, tops: Int32s, parts: PartTable) -> bool:
     finite.
     """
     wide()
-    bits = x.view(np.uint32)
+    bits = viewed(x, np.uint32)
     magnitude, one = np.uint32(MAGNITUDE), np.uint32(1)
     largest, least = np.uint32(tops[0]), np.uint32(tops[4])
     cursor = BEGIN

@@ -14,6 +14,7 @@ import numpy as np
 from psnode.codecs.arrays import Bytes, Float64s, Floats
 from psnode.codecs.kernels.cache_hints import AHEAD, copy_to, fetch_row_to_write, wide
 from psnode.codecs.kernels.jit import inlined, kernel
+from psnode.codecs.kernels.llvm.instructions import viewed
 from psnode.codecs.kernels.norms import fold
 from psnode.codecs.kernels.rows import uncounted, unpack_signs
 from psnode.codecs.kernels.trees import ROW, row_sum, tree_of
@@ -68,8 +69,8 @@ def apply(bits: Bytes, bucket: int, low: Floats, high: Floats, source: Floats, o
     """Write out = source + level, or level if `source` is empty: low[i // bucket] where bit i is 1, else high[i // bucket]."""
     wide()
     room, last, full = np.empty(ROW // 4, np.float32), np.zeros(ROW // 8, np.uint8), out.size // ROW * ROW
-    signs, target = uncounted(room).view(np.uint8), uncounted(out)
-    words = uncounted(bits[: full // 8].view(np.float32)).view(np.uint32)
+    signs, target = viewed(uncounted(room), np.uint8), uncounted(out)
+    words = viewed(uncounted(viewed(bits[: full // 8], np.float32)), np.uint32)
     copies = source.size > 0 and source.ctypes.data != out.ctypes.data
     for start in range(0, out.size, ROW):
         fetch_row_to_write(out, start + AHEAD)
@@ -78,7 +79,7 @@ def apply(bits: Bytes, bucket: int, low: Floats, high: Floats, source: Floats, o
             unpack_signs(words[start // 32 :], signs)
         else:
             copy_to(bits[full // 8 :], last)
-            unpack_signs(last.view(np.uint32), signs)
+            unpack_signs(viewed(last, np.uint32), signs)
         if copies:
             copy_to(source[start:end], target[start:end])
         while at < end:

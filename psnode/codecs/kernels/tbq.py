@@ -18,6 +18,7 @@ from psnode.codecs.kernels.bitmasks import LANES, MAGNITUDE, lowest_one, mask_at
 from psnode.codecs.kernels.cache_hints import copy_to
 from psnode.codecs.kernels.finite import INFINITY_BITS
 from psnode.codecs.kernels.jit import kernel
+from psnode.codecs.kernels.llvm.instructions import viewed
 from psnode.codecs.kernels.parts import BEGIN, PartTable, add_parts
 from psnode.codecs.kernels.ternary import add, write
 from psnode.codecs.kernels.trits import DIGITS, is_packed, pack, unpack
@@ -31,7 +32,7 @@ _NEGATIVE = 0x8000
 @kernel
 def _find(v: Floats, threshold: np.uint32, masks: Words) -> int:
     """Set bit j mod 64 of masks[j // 64] to 1 where the bits of |v[j]| are at least `threshold`. Return the number of ones."""
-    bits = v.view(np.uint32)
+    bits = viewed(v, np.uint32)
     full = bits.size // LANES
     sent = 0
     for g in range(full):
@@ -48,7 +49,7 @@ def _find(v: Floats, threshold: np.uint32, masks: Words) -> int:
 @kernel
 def _list(v: Floats, masks: Words, entries: Words16) -> bool:
     """Write the entries of a block for the ones in `masks`, at least one. Return True if their values are finite."""
-    bits = v.view(np.uint32)
+    bits = viewed(v, np.uint32)
     worst = np.uint32(0)
     k = 0
     for g in range((v.size + LANES - 1) // LANES):
@@ -65,7 +66,7 @@ def _list(v: Floats, masks: Words, entries: Words16) -> bool:
 @kernel
 def to_digits(v: Floats, threshold: np.float32, digits: Bytes) -> bool:
     """Write the digits of `v`, then zeros. Return True if all values are finite."""
-    bits = v.view(np.uint32)
+    bits = viewed(v, np.uint32)
     worst = np.uint32(0)
     for i in range(v.size):
         digits[i] = np.uint8(np.int32(1) + np.int32(v[i] >= threshold) - np.int32(v[i] <= -threshold))
@@ -90,7 +91,7 @@ def encode(
     of `x`. `copy` is true if `error` does not share the memory of `x`.
     """
     digits, masks = np.empty(BLOCK, np.uint8), np.empty(BLOCK // LANES, np.uint64)
-    limit = np.full(1, threshold, np.float32).view(np.uint32)[0]
+    limit = viewed(np.full(1, threshold, np.float32), np.uint32)[0]
     used, cursor = 0, BEGIN
     for start in range(0, x.size, BLOCK):
         if len(parts) > 1:
@@ -102,10 +103,10 @@ def encode(
             copy_to(v, lost)
         sent, dense = _find(v, limit, masks), (v.size + DIGITS - 1) // DIGITS
         sparse = 2 * sent < dense
-        body[used : used + 2].view(np.uint16)[0] = sent if sparse else _DENSE
+        viewed(body[used : used + 2], np.uint16)[0] = sent if sparse else _DENSE
         used += 2
         if sparse:
-            entries = body[used : used + 2 * sent].view(np.uint16)
+            entries = viewed(body[used : used + 2 * sent], np.uint16)
             finite = _list(v, masks, entries)
             if error.size:
                 _add_entries(entries, -tau, lost)
@@ -141,7 +142,7 @@ def decode(body: Bytes, tau: np.float32, out: Floats, adding: bool) -> None:
         else:
             if not adding:
                 part[:] = 0
-            _add_entries(body[used : used + 2 * sent].view(np.uint16), tau, part)
+            _add_entries(viewed(body[used : used + 2 * sent], np.uint16), tau, part)
             used += 2 * sent
 
 
@@ -152,9 +153,9 @@ def pack_block(digits: Bytes, out: Bytes) -> int:
     for place in range(BLOCK):
         sent += int(digits[place] != np.uint8(1))
     sparse = 2 * sent < BLOCK // DIGITS
-    out[:2].view(np.uint16)[0] = sent if sparse else _DENSE
+    viewed(out[:2], np.uint16)[0] = sent if sparse else _DENSE
     if sparse:
-        entries, k = out[2 : 2 + 2 * sent].view(np.uint16), 0
+        entries, k = viewed(out[2 : 2 + 2 * sent], np.uint16), 0
         for place in range(BLOCK):
             if digits[place] != np.uint8(1):
                 entries[k] = place | (_NEGATIVE if digits[place] == np.uint8(0) else 0)
@@ -172,7 +173,7 @@ def unpack_block(data: Bytes, digits: Bytes) -> int:
         unpack(data[2 : 2 + BLOCK // DIGITS], digits)
         return 2 + BLOCK // DIGITS
     digits[:BLOCK] = 1
-    for entry in data[2 : 2 + 2 * sent].view(np.uint16):
+    for entry in viewed(data[2 : 2 + 2 * sent], np.uint16):
         digits[entry & (_NEGATIVE - 1)] = 0 if entry & _NEGATIVE else 2
     return 2 + 2 * sent
 
@@ -217,7 +218,7 @@ def is_valid(body: Bytes, size: int) -> bool:
             return False
         else:
             last = -1
-            for entry in body[used : used + length].view(np.uint16):
+            for entry in viewed(body[used : used + length], np.uint16):
                 place = int(entry) & (_NEGATIVE - 1)
                 if place <= last or place >= count:
                     return False

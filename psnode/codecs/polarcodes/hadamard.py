@@ -18,6 +18,7 @@ import numpy as np
 from psnode.codecs import rng
 from psnode.codecs.arrays import Floats, Words, readonly
 from psnode.codecs.kernels.jit import inlined, kernel
+from psnode.codecs.kernels.llvm.instructions import viewed
 from psnode.codecs.polarcodes.lanes import Masks
 
 STREAM = 21 + 256 * 255  # the stream of the random words for signs
@@ -46,7 +47,7 @@ def _hadamard(v: Floats) -> None:
 @inlined
 def _flip(v: Floats, words: Masks, first: int) -> None:
     """Change the sign of v[i] if bit first + i of `words` is 1."""
-    signed = v.view(np.uint32)
+    signed = viewed(v, np.uint32)
     for i in range(v.size):
         bit = first + i
         signed[i] ^= ((words[bit >> 5] >> np.uint32(bit & 31)) & np.uint32(1)) << np.uint32(31)

@@ -21,6 +21,7 @@ from psnode.codecs.arrays import Float64s, Floats, Words, Words32
 from psnode.codecs.kernels.bitmasks import MAGNITUDE
 from psnode.codecs.kernels.jit import kernel
 from psnode.codecs.kernels.large_values import places, take
+from psnode.codecs.kernels.llvm.instructions import viewed
 from psnode.codecs.rng import words
 from psnode.codecs.selection.largest import Entries, Scan
 from psnode.codecs.selection.scans import Plain
@@ -37,7 +38,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 @kernel
 def sum_below(x: Floats, limit: np.uint32) -> float:
     """Return the float64 sum of the magnitudes of `x` whose bits are below `limit`; lane l of 64 adds coordinates = l mod 64."""
-    bits = x.view(np.uint32)
+    bits = viewed(x, np.uint32)
     lanes = np.zeros(_LANES, np.float64)
     full = x.size // _LANES * _LANES
     for start in range(0, full, _LANES):

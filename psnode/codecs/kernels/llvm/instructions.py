@@ -16,26 +16,28 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import numpy as np
-from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
+from numba.core.errors import TypingError
+from numba.core.imputils import impl_ret_borrowed
+from numba.core.typing.npydecl import parse_dtype
 from numba.extending import intrinsic
+from numba.np.arrayobj import populate_array
 from numba.np.numpy_support import as_dtype
 
-from psnode.codecs.kernels.llvm.runtime_values import I1, Array, RuntimeValue, has
+from psnode.codecs.kernels.llvm.runtime_values import Array, RuntimeValue, has
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _HINTS = {int: types.intp, bool: types.boolean, type(None): types.void} | {
-    kind: getattr(types, kind.__name__) for kind in (np.uint16, np.uint32, np.uint64, np.float32, np.float64)
+    kind: getattr(types, kind.__name__) for kind in (np.int32, np.uint16, np.uint32, np.uint64, np.float32, np.float64)
 }
 _WIDE = '"prefer-vector-width"="512"'
 
 
 def _numba(hint: Any, given: Any = None) -> Any:
-    """Return Numba's type for the annotation of a number, or of a tuple of equal types. Arrays keep the type `given`."""
+    """Return Numba's type for the annotation of a number, or of a tuple of numbers. Arrays keep the type `given`."""
     if get_origin(hint) is tuple:
-        words = get_args(hint)
-        return types.UniTuple(_HINTS[words[0]], len(words))  # type: ignore[no-untyped-call]
+        return types.BaseTuple.from_types([_HINTS[word] for word in get_args(hint)])  # type: ignore[no-untyped-call]
     return _HINTS.get(hint, given)
 
 
@@ -51,8 +53,8 @@ def _result(context: Any, builder: Any, kind: Any, value: Any) -> Any:
     if value is None:
         return context.get_dummy_value()
     if isinstance(value, tuple):
-        return context.make_tuple(builder, kind, [each.value for each in value])
-    return value.value if isinstance(value, RuntimeValue) else ir.Constant(I1, int(value))
+        return context.make_tuple(builder, kind, [_result(context, builder, *each) for each in zip(kind, value, strict=True)])
+    return value.value if isinstance(value, RuntimeValue) else context.get_constant(kind, np.asarray(value).item())
 
 
 def instructions(function: F) -> F:
@@ -66,7 +68,9 @@ def instructions(function: F) -> F:
     def typed(typing: Any, *given: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             values = [_argument(context, builder, *each) for each in zip(signature.args, arguments, strict=True)]
-            return _result(context, builder, signature.return_type, function(*values))
+            with np.errstate(all="ignore"):  # numbers that are known now are computed now
+                result = function(*values)
+            return _result(context, builder, signature.return_type, result)
 
         return _numba(hints["return"])(*(_numba(hints[name], kind) for name, kind in zip(names, given, strict=True))), generate
 
@@ -109,7 +113,26 @@ def _floats_at(typing: Any, address: Any) -> Any:
     return types.CPointer(types.float32)(types.int64), generate  # type: ignore[no-untyped-call]
 
 
+def _viewed(typing: Any, array: Any, dtype: Any) -> Any:
+    made = types.Array(parse_dtype(dtype), 1, "C", readonly=not array.mutable)  # type: ignore[call-overload,no-untyped-call]
+    if array.ndim != 1 or array.layout != "C":
+        raise TypingError(f"a view takes one contiguous dimension, not {array}")
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        source, found = context.make_array(array)(context, builder, arguments[0]), context.make_array(made)(context, builder)
+        old, new = (context.get_abi_sizeof(context.get_data_type(kind.dtype)) for kind in (array, made))
+        size = builder.udiv(builder.mul(source.nitems, source.nitems.type(old)), source.nitems.type(new))
+        data = builder.bitcast(source.data, found.data.type)
+        strides = [source.nitems.type(new)]
+        populate_array(found, data, [size], strides, new, source.meminfo, source.parent)  # type: ignore[no-untyped-call]
+        return impl_ret_borrowed(context, builder, made, found._getvalue())  # type: ignore[no-untyped-call]
+
+    return made(array, dtype), generate
+
+
 # Let LLVM use vectors of 512 bits in the calling function, on processors that they do not slow down.
 wide = cast(Callable[[], None], _paired(_wide, lambda: None))
+# The bytes of an array as numbers of another type, like ndarray.view, for which Numba would compile a function in every process.
+viewed = cast(Callable[[Any, Any], Any], _paired(_viewed, lambda array, dtype: array.view(dtype)))
 # A pointer to the float32 at an address, for `numba.carray`.
 floats_at = cast(Callable[[int], Any], _paired(_floats_at, lambda at: ctypes.cast(at, ctypes.POINTER(ctypes.c_float))))

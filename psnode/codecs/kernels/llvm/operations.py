@@ -83,10 +83,41 @@ def packed(mask: Any) -> Any:
 
 
 def select(mask: Any, one: Any, other: Any) -> Any:
-    """Return `one` in the lanes of the mask, and `other`, which may be a constant, in the other lanes."""
+    """Return `one` in the lanes of the mask, and `other` in the other lanes. One of them may be a constant."""
     if isinstance(mask, RuntimeValue):
-        return RuntimeValue(mask.builder, mask.builder.select(mask.value, one.value, one.operand(other)), one.dtype)
+        model = one if isinstance(one, RuntimeValue) else other
+        return RuntimeValue(mask.builder, mask.builder.select(mask.value, model.operand(one), model.operand(other)), model.dtype)
     return np.where(mask, one, np.asarray(other, one.dtype))
+
+
+def choose(condition: Any, one: Any, other: Any) -> Any:
+    """Return `one` if the condition, a number, is true, else `other`. Each of the two may be a NumPy number of the same type."""
+    if isinstance(condition, RuntimeValue):
+        one, other = (_known(condition.builder, number) for number in (one, other))
+        return select(condition, one, other)
+    return one if condition else other
+
+
+def _known(builder: Any, number: Any) -> Any:
+    """Return a NumPy number as a value."""
+    if isinstance(number, RuntimeValue):
+        return number
+    kind = element(number.dtype)
+    return RuntimeValue(builder, ir.Constant(kind, float(number) if number.dtype.kind == "f" else int(number)), number.dtype)
+
+
+def round_down(number: Any) -> Any:
+    """Return the largest integer not above a floating-point number, as a number of the same type."""
+    return _unary("floor", number) if isinstance(number, RuntimeValue) else np.floor(number)
+
+
+def square_root(number: Any) -> Any:
+    """Return the square root of a floating-point number, rounded to its type."""
+    return _unary("sqrt", number) if isinstance(number, RuntimeValue) else np.sqrt(number)
+
+
+def _unary(name: str, number: RuntimeValue) -> RuntimeValue:
+    return RuntimeValue(number.builder, call(number.builder, name, number.value.type, number.value), number.dtype)
 
 
 def minimum(one: Any, other: Any) -> Any:

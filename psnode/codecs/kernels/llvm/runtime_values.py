@@ -49,25 +49,29 @@ def rounds_once() -> bool:
     return has("fma") or bool(cpu_target.target_context.codegen().magic_tuple()[0].startswith("aarch64"))
 
 
-def _operation(name: str, signed: str = "") -> Any:
+def _operation(name: str, signed: str = "", constant_first: bool = False) -> Any:
     def apply(self: RuntimeValue, other: Any) -> RuntimeValue:
         chosen = signed if signed and self.dtype.kind == "i" else name
         method = getattr(self.builder, f"f{chosen}" if self.dtype.kind == "f" else chosen)
-        return RuntimeValue(self.builder, method(self.value, self.operand(other)), self.dtype)
+        operands = self.value, self.operand(other)
+        return RuntimeValue(self.builder, method(*(reversed(operands) if constant_first else operands)), self.dtype)
 
     return apply
 
 
 def _comparison(relation: str) -> Any:
     def apply(self: RuntimeValue, other: Any) -> RuntimeValue:
-        method = self.builder.icmp_signed if self.dtype.kind == "i" else self.builder.icmp_unsigned
-        return RuntimeValue(self.builder, method(relation, self.value, self.operand(other)), BOOL)
+        builder = self.builder
+        method = {"i": builder.icmp_signed, "u": builder.icmp_unsigned, "f": builder.fcmp_ordered}[self.dtype.kind]
+        if self.dtype.kind == "f" and relation == "!=":
+            method = builder.fcmp_unordered  # a NaN differs from every number
+        return RuntimeValue(builder, method(relation, self.value, self.operand(other)), BOOL)
 
     return apply
 
 
 class RuntimeValue:
-    """A number, or a vector of numbers, that is known when the program runs. Only integers are compared."""
+    """A number, or a vector of numbers, that is known when the program runs."""
 
     __array_ufunc__ = None  # NumPy leaves operators with an array to this class
 
@@ -80,34 +84,58 @@ class RuntimeValue:
             return other.value
         kind = self.value.type
         lanes = getattr(kind, "count", 0)
-        return ir.Constant(kind, np.broadcast_to(other, lanes).tolist() if lanes else int(other))
+        if lanes:
+            return ir.Constant(kind, np.broadcast_to(other, lanes).tolist())
+        return ir.Constant(kind, float(other) if self.dtype.kind == "f" else int(other))
 
     __add__ = __radd__ = _operation("add")
-    __sub__ = _operation("sub")
+    __sub__, __rsub__ = _operation("sub"), _operation("sub", constant_first=True)
     __mul__ = __rmul__ = _operation("mul")
-    __and__ = _operation("and_")
-    __or__ = _operation("or_")
-    __xor__ = _operation("xor")
+    __truediv__, __rtruediv__ = _operation("div"), _operation("div", constant_first=True)
+    __and__ = __rand__ = _operation("and_")
+    __or__ = __ror__ = _operation("or_")
+    __xor__ = __rxor__ = _operation("xor")
     __lshift__ = _operation("shl")
     __rshift__ = _operation("lshr", signed="ashr")
-    __lt__ = _comparison("<")
-    __ge__ = _comparison(">=")
-    __eq__ = _comparison("==")
+    __lt__, __le__ = _comparison("<"), _comparison("<=")
+    __gt__, __ge__ = _comparison(">"), _comparison(">=")
+    __eq__, __ne__ = _comparison("=="), _comparison("!=")
     __hash__ = None  # type: ignore[assignment]
 
     def __neg__(self) -> RuntimeValue:
+        if self.dtype.kind == "f":
+            return RuntimeValue(self.builder, self.builder.fneg(self.value), self.dtype)
         return RuntimeValue(self.builder, self.builder.sub(self.operand(0), self.value), self.dtype)
+
+    def __invert__(self) -> RuntimeValue:
+        return RuntimeValue(self.builder, self.builder.not_(self.value), self.dtype)
+
+    def __abs__(self) -> RuntimeValue:
+        """Return the magnitude of a floating-point number."""
+        return RuntimeValue(self.builder, call(self.builder, "fabs", self.value.type, self.value), self.dtype)
 
     def view(self, dtype: Any) -> RuntimeValue:
         """Return the same bits as numbers of another type of the same size."""
         return RuntimeValue(self.builder, self.builder.bitcast(self.value, like(self.value.type, dtype)), dtype)
 
     def astype(self, dtype: Any) -> RuntimeValue:
-        """Return the integers converted to more or fewer bits."""
-        target = like(self.value.type, dtype)
-        wider = self.builder.sext if self.dtype.kind == "i" else self.builder.zext
-        change = wider if np.dtype(dtype).itemsize > self.dtype.itemsize or self.dtype == BOOL else self.builder.trunc
-        return RuntimeValue(self.builder, change(self.value, target), dtype)
+        """Return the numbers converted to another type. Floating-point numbers become integers by losing their fraction."""
+        goal = np.dtype(dtype)
+        if self.dtype.kind in "iu" and goal.kind in "iu" and self.dtype.itemsize == goal.itemsize:
+            return RuntimeValue(self.builder, self.value, goal)
+        change = getattr(self.builder, self._conversion(goal))
+        return RuntimeValue(self.builder, change(self.value, like(self.value.type, goal)), goal)
+
+    def _conversion(self, goal: Any) -> str:
+        """Return the name of LLVM's conversion to the type `goal`."""
+        wider = goal.itemsize > self.dtype.itemsize or self.dtype == BOOL
+        if self.dtype.kind == "f":
+            if goal.kind == "f":
+                return "fpext" if wider else "fptrunc"
+            return "fptosi" if goal.kind == "i" else "fptoui"
+        if goal.kind == "f":
+            return "sitofp" if self.dtype.kind == "i" else "uitofp"
+        return ("sext" if self.dtype.kind == "i" else "zext") if wider else "trunc"
 
 
 class Array:
@@ -137,7 +165,7 @@ def call(builder: Any, name: str, result: Any, *arguments: Any, overloaded: bool
     """Call LLVM's function `name`, which is overloaded by the type of its first argument unless `overloaded` is false."""
     kind = arguments[0].type
     lanes = f"v{kind.count}" if isinstance(kind, ir.VectorType) else ""
-    full = f"llvm.{name}.{lanes}i{getattr(kind, 'element', kind).width}" if overloaded else f"llvm.{name}"
+    full = f"llvm.{name}.{lanes}{getattr(kind, 'element', kind).intrinsic_name}" if overloaded else f"llvm.{name}"
     function = builder.module.globals.get(full)
     if function is None:
         function = ir.Function(builder.module, ir.FunctionType(result, [argument.type for argument in arguments]), full)
