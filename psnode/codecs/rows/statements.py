@@ -52,10 +52,6 @@ class Statements(ABC):
         """Return the text of a constant."""
 
     @abstractmethod
-    def expression(self, value: Value, names: list[str]) -> str:
-        """Return the expression of one operation; `names` are the names of its operands."""
-
-    @abstractmethod
     def reduced(self, value: Value) -> str:
         """Return the expression of a number that is not computed from other numbers: a reduction over a row, a bucket or the
         whole input, a size, or a word of the key.
@@ -124,11 +120,12 @@ class Statements(ABC):
         if end.op == "constant":
             return self.literal(end)
         if end not in self._names:
-            if end.op in OF_INPUT or (end.args and end.args[0].span is Span.COORDINATE):
-                self.define(end, self.reduced(end))
-            else:
-                self.define(end, self.expression(end, [self.number(arg) for arg in end.args]))
+            self.define(end, self.reduced(end) if is_leaf(end) else self.computed(end))
         return self._names[end]
+
+    @abstractmethod
+    def computed(self, end: Value) -> str:
+        """Return the expression of a number that is computed from other numbers, after appending what it needs."""
 
     def numbers(self, ends: list[Value], span: Span = Span.ARRAY) -> None:
         """Append the computation of all numbers of the given span that `ends` depend on."""
@@ -185,29 +182,12 @@ class Statements(ABC):
         """Return the values that a loop computes for `ends`: values of coordinates that are not stored in an array."""
         return [value for value in below(ends, known=list(self._names)) if value.span is Span.COORDINATE]
 
+    @abstractmethod
     def named(self, ends: list[Value], leaf: Callable[[Value], str | None], at: str) -> list[str]:
-        """Name all operands of `ends` in a loop, and return the names of the ends.
+        """Append the computation of `ends` in a loop at place `at`, and return the names of the ends.
 
         `leaf` returns the expression of a value that is not the result of an operation, else None.
         """
-        names: dict[Value, str] = {}
-
-        def name_of(value: Value) -> str:
-            if value.op == "constant":
-                return self.literal(value)
-            if value in self._names:
-                return f"{self._names[value]}[{at}]" if value.span is Span.COORDINATE else self._names[value]
-            return names[value]
-
-        for value in self.inside(ends):
-            found = leaf(value) or self.expression(value, [self.lane(arg, name_of(arg)) for arg in value.args])
-            names[value] = self.fresh()
-            self.put(self.assigned(value, names[value], found))
-        return [self.lane(end, name_of(end)) for end in ends]
-
-    def lane(self, value: Value, name: str) -> str:
-        """Return the name of `value` as an operand in a loop over coordinates."""
-        return name
 
     def fresh(self) -> str:
         """Return an unused name."""
@@ -228,6 +208,11 @@ class Statements(ABC):
                 self.room(value)
             else:
                 ahead.extend(value.args)
+
+
+def is_leaf(value: Value) -> bool:
+    """Return True for a number that is not computed from other numbers: Statements.reduced names these."""
+    return value.op in OF_INPUT or bool(value.args and value.args[0].span is Span.COORDINATE)
 
 
 def branches(value: Value) -> bool:

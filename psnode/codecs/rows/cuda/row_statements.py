@@ -6,10 +6,12 @@ done in uint32, whose overflow is defined.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from psnode.codecs.rows.formula import OF_ALL, OF_BUCKET, PLACES, SIZE, SUMS
-from psnode.codecs.rows.numba.row_statements import INFIX
+from psnode.codecs.rows.numba.number_functions import INFIX
 from psnode.codecs.rows.statements import Statements, Store, Then
 from psnode.codecs.rows.values import Dtype, Span, Value
 
@@ -40,9 +42,30 @@ class CudaRows(Statements):
         return f"{int(number)}u" if value.kind is Dtype.U32 else f"(int){int(number) & 0xFFFFFFFF}u"
 
     def lane(self, value: Value, name: str) -> str:
+        """Return the name of `value` as an operand in a loop over coordinates."""
         return name if value.span is Span.COORDINATE else f"SPREAD_{LANES[value.kind]}({name})"
 
+    def computed(self, end: Value) -> str:
+        return self.expression(end, [self.number(arg) for arg in end.args])
+
+    def named(self, ends: list[Value], leaf: Callable[[Value], str | None], at: str) -> list[str]:
+        names: dict[Value, str] = {}
+
+        def name_of(value: Value) -> str:
+            if value.op == "constant":
+                return self.literal(value)
+            if value in self._names:
+                return f"{self._names[value]}[{at}]" if value.span is Span.COORDINATE else self._names[value]
+            return names[value]
+
+        for value in self.inside(ends):
+            found = leaf(value) or self.expression(value, [self.lane(arg, name_of(arg)) for arg in value.args])
+            names[value] = self.fresh()
+            self.put(self.assigned(value, names[value], found))
+        return [self.lane(end, name_of(end)) for end in ends]
+
     def expression(self, value: Value, names: list[str]) -> str:
+        """Return the expression of one operation; `names` are the names of its operands."""
         wide = value.span is Span.COORDINATE
         if value.op in ("shl", "shr"):
             names = [names[0], str(value.args[1].detail)]

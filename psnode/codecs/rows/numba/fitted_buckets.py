@@ -35,7 +35,7 @@ def widths_of(program: Program) -> list[str]:
     columns = len(program.of_buckets)
     buckets = f"(rows + {program.packed.bucket - 1}) // {program.packed.bucket}"
     numbers = f"{len(program.of_array)} + {columns} * ({buckets})" if columns else f"{len(program.of_array)}"
-    return [f"    buckets, widths = {buckets}, side.view(np.uint8)[4 * ({numbers}) :]"]
+    return [f"    buckets, widths = {buckets}, viewed(side, np.uint8)[4 * ({numbers}) :]"]
 
 
 def encode_body(kernel: EncodingKernel) -> list[str]:
@@ -67,7 +67,7 @@ def encode_body(kernel: EncodingKernel) -> list[str]:
                 rows.put("for i in range(512):", "    codes[i] = np.uint32(part[i])")
                 rows.put("pack_codes(codes, 512, bits, room, there, packed[:0])")
             else:
-                rows.put("pack_row(part.view(np.uint32), bits, there)")
+                rows.put("pack_row(viewed(part, np.uint32), bits, there)")
             rows.put("used += 64 * bits")
     return rows.taken()
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from psnode.codecs.rows.formula import FIRST_SUM, NORM, Program
+from psnode.codecs.rows.numba.number_functions import NumberFunctions
 from psnode.codecs.rows.numba.row_kernel import Kernel
 from psnode.codecs.rows.numba.row_statements import NumbaRows, rooms_of
 from psnode.codecs.rows.values import Dtype, Span, Value
 
 
-def sum_up(program: Program) -> list[str]:
+def sum_up(program: Program, functions: NumberFunctions) -> list[str]:
     """Return the lines of the kernel `sum_up`. One float64 is kept per row and sum, and trees add them up at the end."""
     if all(value.op == NORM for value in program.sums):
         return _norm_alone(program)
-    rows = NumbaRows(program, "")
+    rows = NumbaRows(program, functions, "")
     rows.numbers([value.args[0] for value in program.sums])
     before = rows.taken()
     with rows.block():
@@ -45,7 +46,7 @@ def _norm_alone(program: Program) -> list[str]:
         "    norm = l2_norm(x, np.empty(576, np.float32))",
         "    if norm < 0:",
         "        return False",
-        *(f"    tops.view(np.float64)[{program.place_of(value)}] = uncut(norm, x)" for value in program.sums),
+        *(f"    viewed(tops, np.float64)[{program.place_of(value)}] = uncut(norm, x)" for value in program.sums),
         "    return True",
     ]
 
@@ -73,7 +74,7 @@ def _totals(program: Program) -> list[str]:
     totals = (
         (place, "uncut(l2_norm(x, lanes), x)" if is_norm else f"tree_of(found[{place - FIRST_SUM}])") for is_norm, place in places
     )
-    return [f"    tops.view(np.float64)[{place}] = {total}" for place, total in totals]
+    return [f"    viewed(tops, np.float64)[{place}] = {total}" for place, total in totals]
 
 
 def _sum_row(program: Program, rows: NumbaRows, coded: str = "") -> None:

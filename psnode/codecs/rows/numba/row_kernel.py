@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from psnode.codecs.rows.formula import Column, Program
 from psnode.codecs.rows.numba.fitted_buckets import coded, unpacking, widths_of
+from psnode.codecs.rows.numba.number_functions import NumberFunctions
 from psnode.codecs.rows.numba.row_statements import NumbaRows, rooms_of
 from psnode.codecs.rows.packings import Packed
 from psnode.codecs.rows.statements import Store, place_of
@@ -16,18 +17,18 @@ _PARTS = [
     "            if cursor == NOT_FINITE:",
     "                return {1}",
 ]  # parts are added to a stretch: rows that are packed together, or as many as fit into the first-level cache
-_VIEWS = {Dtype.F32: "side.view(np.float32)", Dtype.I32: "side.view(np.int32)", Dtype.U32: "side"}
+_VIEWS = {Dtype.F32: "viewed(side, np.float32)", Dtype.I32: "viewed(side, np.int32)", Dtype.U32: "side"}
 
 
 class Kernel:
     """Base of the kernels that encode or decode rows."""
 
-    def __init__(self, program: Program, decodes: bool = False) -> None:
+    def __init__(self, program: Program, functions: NumberFunctions, decodes: bool = False) -> None:
         self.program = program
         self.columns = program.numbers
         array, self.coded = _coded(program.packed, decodes)
         found = f"np.uint32({array}[{{}}])"
-        self.rows = NumbaRows(program, f"({found} != np.uint32(0))" if program.packed.form == "signs" else found)
+        self.rows = NumbaRows(program, functions, f"({found} != np.uint32(0))" if program.packed.form == "signs" else found)
 
     @property
     def digits(self) -> int:
@@ -39,18 +40,18 @@ class Kernel:
         lines = ["    room = new_rows()", "    low, low_words, lanes = room.low, room.low_words, np.empty(576, np.float32)"]
         if self.program.packed.form == "sparse":
             return [*lines, f"    digits, used = np.empty({self.digits}, np.uint8), 0", *rooms_of(self.rows)]
-        lines.append("    memory = uncounted(packed.view(np.float32))")
+        lines.append("    memory = uncounted(viewed(packed, np.float32))")
         if self.program.packed.form == "fitted":
             kind = "uint8" if self.program.packed.bits <= 8 else "uint16"
             lines.append(f"    digits, used = np.empty({self.digits}, np.{kind}), 0")
         if self.program.packed.bits > 8 and self.program.packed.form in ("planes", "fitted"):
             lines.append("    codes = np.zeros(512, np.uint32)")
         if self.program.packed.form == "halves":
-            lines.append("    halves = memory.view(np.uint16)")
+            lines.append("    halves = viewed(memory, np.uint16)")
         elif self.program.packed.form == "trits":
-            lines.append("    digits, bytes_of_digits = np.empty(2560, np.uint8), memory.view(np.uint8)")
+            lines.append("    digits, bytes_of_digits = np.empty(2560, np.uint8), viewed(memory, np.uint8)")
         else:
-            lines.append("    cells = memory.view(np.uint32)")
+            lines.append("    cells = viewed(memory, np.uint32)")
         return lines + rooms_of(self.rows)
 
     def views(self) -> list[str]:

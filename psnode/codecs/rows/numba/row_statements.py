@@ -1,23 +1,17 @@
-"""Statements over a row in Python for Numba, which widens 32-bit integer arithmetic: each result is converted back."""
+"""Statements over a row in Python for Numba: loops, whose operations are calls of functions of instructions."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 
-import numpy as np
-
 from psnode.codecs.rows.formula import OF_ALL, PLACES, SIZE, SUMS, Program
-from psnode.codecs.rows.statements import Statements, Store, Then
-from psnode.codecs.rows.values import Dtype, Value
+from psnode.codecs.rows.numba.number_functions import NumberFunctions, literal
+from psnode.codecs.rows.statements import Statements, Store, Then, is_leaf
+from psnode.codecs.rows.values import Dtype, Span, Value, below
 
-INFIX = {
-    "add": "+", "sub": "-", "mul": "*", "div": "/", "and": "&", "or": "|", "xor": "^", "shl": "<<", "shr": ">>",
-    "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=",
-}  # fmt: skip
-_PREFIX = {"neg": "-{}", "abs": "abs({})", "floor": "np.floor({})", "sqrt": "np.sqrt({})", "not": "~{}"}
-_PLAIN = {"where": "({1} if {0} else {2})", "bits": "bits_of({})", "from_bits": "float_of({})"}
 _DRAWN = ("random16", "coin", "settle")
-_LOW, _HIGH = "np.uint32(words[i] & ONES)", "np.uint32(words[i] >> SIXTEEN)"
+_LOW, _HIGH = "low_half(words[i])", "high_half(words[i])"
 
 
 class NumbaRows(Statements):
@@ -26,33 +20,66 @@ class NumbaRows(Statements):
     A random word serves two coordinates, so loops that use random bits process two coordinates at a time.
     """
 
-    def __init__(self, program: Program, codes: str) -> None:
+    def __init__(self, program: Program, functions: NumberFunctions, codes: str) -> None:
         super().__init__(program)
-        self.codes = codes
+        self.functions, self.codes = functions, codes
         self._one_by_one = False
 
     def literal(self, value: Value) -> str:
-        if value.kind is Dtype.BOOL:
-            return str(value.detail)
-        number = np.array(value.detail, value.kind.value)
-        return f"np.{value.kind.value}({float(number)!r})" if value.kind.real else f"np.{value.kind.value}({int(number)})"
+        return literal(value)
 
-    def expression(self, value: Value, names: list[str]) -> str:
-        if value.op == "settle":
-            draws = "key, STREAM, row * 512 + i"
-            return (
-                f"settled({names[0]}, np.float64({names[1]}), {draws})"
-                if self._one_by_one
-                else f"np.uint32({names[0]} >> SIXTEEN)"
-            )
-        if value.op in _PLAIN:
-            return _PLAIN[value.op].format(*names)
-        if value.kind is Dtype.BOOL:
-            return f"not {names[0]}" if value.op == "not" else f"{names[0]} {INFIX[value.op]} {names[1]}"
-        if value.op == "cast":
-            return f"np.{value.kind.value}({names[0]})"
-        found = _PREFIX[value.op].format(*names) if value.op in _PREFIX else f"{names[0]} {INFIX[value.op]} {names[1]}"
-        return f"np.{value.kind.value}({found})"
+    def computed(self, end: Value) -> str:
+        for value in self._leaves(end):
+            self.number(value)
+        return self.functions.call([end], self._names.get)
+
+    def _leaves(self, end: Value) -> list[Value]:
+        """Return the numbers below `end` that no function can compute."""
+        ahead, seen, found = [end], set[Value](), []
+        while ahead:
+            value = ahead.pop()
+            if value in seen or value in self._names:
+                continue
+            seen.add(value)
+            if is_leaf(value):
+                found.append(value)
+            else:
+                ahead.extend(value.args)
+        return found
+
+    def numbers(self, ends: list[Value], span: Span = Span.ARRAY) -> None:
+        values = list(below(ends, known=list(self._names)))
+        used = {arg for value in values if value.span is not span for arg in value.args} | set(ends)
+        for value in values:
+            if value.span is span and value in used:
+                self.number(value)
+
+    def named(self, ends: list[Value], leaf: Callable[[Value], str | None], at: str) -> list[str]:
+        known: dict[Value, str] = {}
+
+        def outside(value: Value) -> str | None:
+            if value in known:
+                return known[value]
+            if value in self._names:
+                return f"{self._names[value]}[{at}]" if value.span is Span.COORDINATE else self._names[value]
+            return leaf(value)
+
+        for value in self.inside(ends):
+            if value.op == "settle" and self._one_by_one:
+                fixed, exact = self._called(value.args, outside)
+                known[value] = self.fresh()
+                self.put(f"{known[value]} = settled({fixed}, np.float64({exact}), key, STREAM, row * 512 + i)")
+        return self._called(ends, outside)
+
+    def _called(self, ends: Sequence[Value], outside: Callable[[Value], str | None]) -> list[str]:
+        """Append the call that computes `ends`, as far as they are not known, and return their expressions."""
+        names = {end: literal(end) if end.op == "constant" else outside(end) for end in ends}
+        unknown = [end for end, name in names.items() if name is None]
+        if unknown:
+            made = {end: self.fresh() for end in unknown}
+            self.put(f"{', '.join(made.values())} = {self.functions.call(unknown, outside)}")
+            names |= made
+        return [str(names[end]) for end in ends]
 
     def reduced(self, value: Value) -> str:
         if value.op in OF_ALL:
@@ -67,7 +94,7 @@ class NumbaRows(Statements):
         if value.op == "size_of_all":
             return f"np.uint32(tops[{SIZE}])"
         if value.op in SUMS or value.op == "parameter":
-            return f"np.{value.kind.value}(tops.view(np.float64)[{self.program.place_of(value)}])"
+            return f"np.{value.kind.value}(viewed(tops, np.float64)[{self.program.place_of(value)}])"
         if value.op == "any":
             return self._any(value.args[0])
         row = "v" if value.args[0].op == "input" else self.room(value.args[0])
@@ -143,9 +170,8 @@ class NumbaRows(Statements):
         with self.block():
             for first in range(0, 512, period):
                 at = f"{first} + i" if first else "i"
-                place = at if first < 256 else f"{first - 256} + i"
-                word = f"words[{place}] & ONES" if first < 256 else f"words[{place}] >> SIXTEEN"
-                self._coordinate(ends, then, at, f"np.uint32({word})", first)
+                word = f"low_half(words[{at}])" if first < 256 else f"high_half(words[{first - 256} + i])"
+                self._coordinate(ends, then, at, word, first)
 
     def _coordinate(self, ends: list[Value], then: Then, at: str, word: str, first: int | None = None) -> None:
         """Name the ends in place `at` and append the statements that use them. With shared random bits, `at` is `first` + i."""
@@ -154,25 +180,25 @@ class NumbaRows(Statements):
     def _leaf(self, at: str, word: str, value: Value, first: int | None = None) -> str | None:
         """Return the expression that reads `value` at place `at` of a loop, or None if `value` must be computed instead."""
         leaves = {"input": f"v[{at}]", "codes": self.codes.format(at), "coin": f"coins[{at}] != np.uint8(0)"}
-        leaves["place_in_row"] = f"np.uint32({at})"
+        leaves["place_in_row"] = at  # the function takes it as a uint32
         if value.op != "random16" or value.detail == 512:
             return word if value.op == "random16" else leaves.get(value.op)
         period = int(str(value.detail))
-        return f"np.uint32(words[{f'{at} & {period - 1}' if first is None else f'{first % period} + i'}] & ONES)"
+        return f"low_half(words[{f'{at} & {period - 1}' if first is None else f'{first % period} + i'}])"
 
     def _settled(self, end: Value, open_ones: list[Value], store: Store) -> None:
         """Append a loop that settles with 16 bits, and a second loop with further bits, which runs for rows with a tie."""
         self.put("worst = np.uint32(0)")
 
         def first(at: str, names: list[str]) -> list[str]:
-            noted = [f"worst = max(worst, np.uint32({name} & ONES))" for name in names[1:]]
+            noted = [f"worst = max(worst, low_half({name}))" for name in names[1:]]
             return [*noted, *store.lines(at, names[0])]
 
         self.run([end, *open_ones], first)
         with self.when("worst == ONES"):
             self.put("for i in range(512):")
             with self.block():
-                self.put("half = np.uint32(words[i] & ONES) if i < 256 else np.uint32(words[i - 256] >> SIXTEEN)")
+                self.put("half = low_half(words[i]) if i < 256 else high_half(words[i - 256])")
                 self._one_by_one = True
                 self._coordinate([end], lambda at, names: store.lines(at, names[0]), "i", "half")
                 self._one_by_one = False

@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from psnode.codecs.rows.formula import Program
 from psnode.codecs.rows.numba.fitted_buckets import encode_body
 from psnode.codecs.rows.numba.input_sums import CodeAndSum, sum_up
+from psnode.codecs.rows.numba.number_functions import NumberFunctions
 from psnode.codecs.rows.numba.row_kernel import PART, Kernel
 from psnode.codecs.rows.statements import Store
 from psnode.codecs.rows.values import Span, Value, below
@@ -23,11 +24,13 @@ import numpy as np
 from psnode.codecs.kernels.dots import NO_DOTS, add_row
 from psnode.codecs.kernels.jit import kernel
 from psnode.codecs.kernels.cache_hints import AHEAD, fetch_row, fetch_row_to_write, wide
+from psnode.codecs.kernels.llvm.instructions import instructions, viewed
+from psnode.codecs.kernels.llvm.operations import choose, round_down, square_root
 from psnode.codecs.kernels.norms import fold, l2_norm
 from psnode.codecs.kernels.parts import BEGIN, NO_PARTS, NOT_FINITE, add_parts
 from psnode.codecs.kernels.planes import new_rows, pack_codes, pack_row, unpack_codes, unpack_row
-from psnode.codecs.kernels.rows import bits_of, draw_coins, float_of, is_finite, largest_512, pack_signs
-from psnode.codecs.kernels.rows import least_of, settled, survey_ends, survey_magnitudes, top_of, uncounted, unpack_signs
+from psnode.codecs.kernels.rows import bits_of, draw_coins, float_of, high_half, is_finite, largest_512, least_of, low_half
+from psnode.codecs.kernels.rows import pack_signs, settled, survey_ends, survey_magnitudes, top_of, uncounted, unpack_signs
 from psnode.codecs.kernels.sums import uncut
 from psnode.codecs.kernels.tbq import pack_block, unpack_block
 from psnode.codecs.kernels.trees import count_512, row_sum, sum_512, tree_of
@@ -35,7 +38,7 @@ from psnode.codecs.kernels.trits import pack, unpack
 from psnode.codecs.rng import fill
 
 STREAM = np.int64({stream})  # a plain number would be a type of its own in Numba
-ONES, SIXTEEN = np.uint32(0xFFFF), np.uint32(16)
+ONES = np.uint32(0xFFFF)
 MAGNITUDE, INFINITE = np.uint32(0x7FFFFFFF), np.uint32(0x7F800000)
 NO_ROWS = np.empty(0, np.float32)
 NO_ROWS.flags.writeable = False
@@ -74,11 +77,13 @@ _TELLING = {"l2_norm": "{} < 0", "largest": "not {} < np.inf"}  # conditions on 
 
 def text_of(program: Program) -> str:
     """Return the text of the module, which depends only on the program."""
-    sums = [*sum_up(program), "", ""] if program.sums else []
+    functions = NumberFunctions()
+    sums = [*sum_up(program, functions), "", ""] if program.sums else []
     if program.sums_beside:
-        sums += [*CodeAndSum(program).lines(), "", "", _LOSE]
+        sums += [*CodeAndSum(program, functions).lines(), "", "", _LOSE]
     header = _HEADER.format(id=program.id, stream=program.stream, survey=_survey(program))
-    return "\n".join([header, *sums, *Encode(program).lines(), "", "", *_Decode(program, decodes=True).lines(), ""])
+    encode, decode = Encode(program, functions).lines(), _Decode(program, functions, decodes=True).lines()
+    return "\n".join([header, *functions.lines(), *sums, *encode, "", "", *decode, ""])
 
 
 def _survey(program: Program) -> str:
@@ -231,7 +236,7 @@ class _Decode(Kernel):
         before = rows.taken()
         if program.place_of_key is not None:
             at = program.place_of_key
-            before.insert(0, f"    key = side[{at} : {at + 4}].copy().view(np.uint64)")
+            before.insert(0, f"    key = viewed(side[{at} : {at + 4}].copy(), np.uint64)")
         with rows.block():
             for value in (value for value in fields if value.span in (Span.BUCKET, Span.ROW)):
                 rows.define(value, self.place(columns[str(value.detail)]))
