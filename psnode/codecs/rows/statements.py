@@ -189,6 +189,12 @@ class Statements(ABC):
         `leaf` returns the expression of a value that is not the result of an operation, else None.
         """
 
+    def known(self, value: Value, at: str) -> str | None:
+        """Return the expression, at place `at` of a loop, of a value that has a name, or None if it has none."""
+        if value not in self._names:
+            return None
+        return f"{self._names[value]}[{at}]" if value.span is Span.COORDINATE else self._names[value]
+
     def fresh(self) -> str:
         """Return an unused name."""
         self._count += 1

@@ -54,9 +54,7 @@ class CudaRows(Statements):
         def name_of(value: Value) -> str:
             if value.op == "constant":
                 return self.literal(value)
-            if value in self._names:
-                return f"{self._names[value]}[{at}]" if value.span is Span.COORDINATE else self._names[value]
-            return names[value]
+            return self.known(value, at) or names[value]
 
         for value in self.inside(ends):
             found = leaf(value) or self.expression(value, [self.lane(arg, name_of(arg)) for arg in value.args])

@@ -55,20 +55,16 @@ class NumbaRows(Statements):
                 self.number(value)
 
     def named(self, ends: list[Value], leaf: Callable[[Value], str | None], at: str) -> list[str]:
-        known: dict[Value, str] = {}
+        settled: dict[Value, str] = {}
 
         def outside(value: Value) -> str | None:
-            if value in known:
-                return known[value]
-            if value in self._names:
-                return f"{self._names[value]}[{at}]" if value.span is Span.COORDINATE else self._names[value]
-            return leaf(value)
+            return settled.get(value) or self.known(value, at) or leaf(value)
 
         for value in self.inside(ends):
             if value.op == "settle" and self._one_by_one:
                 fixed, exact = self._called(value.args, outside)
-                known[value] = self.fresh()
-                self.put(f"{known[value]} = settled({fixed}, np.float64({exact}), key, STREAM, row * 512 + i)")
+                settled[value] = self.fresh()
+                self.put(f"{settled[value]} = settled({fixed}, np.float64({exact}), key, STREAM, row * 512 + i)")
         return self._called(ends, outside)
 
     def _called(self, ends: Sequence[Value], outside: Callable[[Value], str | None]) -> list[str]:
