@@ -29,7 +29,7 @@ from psnode.codecs.kernels.llvm.operations import choose, round_down, square_roo
 from psnode.codecs.kernels.norms import fold, l2_norm
 from psnode.codecs.kernels.parts import BEGIN, NO_PARTS, NOT_FINITE, add_parts
 from psnode.codecs.kernels.planes import new_rows, pack_codes, pack_row, unpack_codes, unpack_row
-from psnode.codecs.kernels.rows import bits_of, draw_coins, float_of, high_half, is_finite, largest_512, least_of, low_half
+from psnode.codecs.kernels.rows import bits_of, draw_coins, high_half, is_finite, largest_512, least_of, low_half
 from psnode.codecs.kernels.rows import pack_signs, settled, survey_ends, survey_magnitudes, top_of, uncounted, unpack_signs
 from psnode.codecs.kernels.sums import uncut
 from psnode.codecs.kernels.tbq import pack_block, unpack_block
