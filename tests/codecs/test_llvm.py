@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import operator
 import os
 import subprocess
@@ -19,12 +20,15 @@ import pytest
 from numba import carray, njit  # type: ignore[attr-defined]
 
 import psnode
+from psnode.codecs import get_codec
 from psnode.codecs.kernels import bitmasks, cache_hints, cosines, rows, threefry
 from psnode.codecs.kernels.llvm import operations as ops
 from psnode.codecs.kernels.llvm import runtime_values
 from psnode.codecs.kernels.llvm.instructions import floats_at, instructions, plain, viewed, wide
 from psnode.codecs.polarcodes import lanes, range_coder, range_reader, range_writer, symbols
+from psnode.codecs.rows.numba.text import text_of
 from psnode.exchange.update import sgd
+from tests.rows.forms import program
 
 PACKAGE = Path(psnode.__file__).parent
 U16, U32, U64, I16, I32, F32, F64 = np.uint16, np.uint32, np.uint64, np.int16, np.int32, np.float32, np.float64
@@ -410,6 +414,21 @@ def test_memory_is_asked_for_ahead_where_that_is_faster(processor: str, asked: b
         runtime_values.wants_hints.cache_clear()
     [text] = run.inspect_llvm().values()
     assert ("llvm.prefetch" in text) is asked
+
+
+def test_kernels_call_viewed_where_it_takes_the_array() -> None:
+    """Numba compiles a function for ndarray.view, in every process and for every pair of types."""
+    numbers_and_tables = {"limit_bits.view", "signed.view", "cells.view", "table.view"}
+    found = set()
+    for path in PACKAGE.rglob("*.py"):
+        for function in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(function, ast.FunctionDef) and {"kernel", "inlined"} & set(map(ast.unparse, function.decorator_list)):
+                called = (ast.unparse(node.func) for node in ast.walk(function) if isinstance(node, ast.Call))
+                found |= {name for name in called if name.endswith(".view")}
+    assert found == numbers_and_tables
+    for codec in ("dithered", "nuqsgd", "terngrad", "tbq", "scaledsign"):
+        kernels = text_of(program(get_codec(codec))).split("@kernel")[1:]
+        assert kernels and not any(".view(" in kernel for kernel in kernels)
 
 
 # the second is NumPy 2.5's NDArray: an alias whose argument is a single value instead of a tuple

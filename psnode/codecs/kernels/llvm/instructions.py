@@ -133,6 +133,7 @@ def _viewed(typing: Any, array: Any, dtype: Any) -> Any:
 # Let LLVM use vectors of 512 bits in the calling function, on processors that they do not slow down.
 wide = cast(Callable[[], None], _paired(_wide, lambda: None))
 # The bytes of an array as numbers of another type, like ndarray.view, for which Numba would compile a function in every process.
+# Bytes after the last whole number are left out.
 viewed = cast(Callable[[Any, Any], Any], _paired(_viewed, lambda array, dtype: array.view(dtype)))
 # A pointer to the float32 at an address, for `numba.carray`.
 floats_at = cast(Callable[[int], Any], _paired(_floats_at, lambda at: ctypes.cast(at, ctypes.POINTER(ctypes.c_float))))
