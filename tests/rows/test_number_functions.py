@@ -64,3 +64,10 @@ def test_equal_functions_are_written_once(spec: str) -> None:
     bodies = [part.split("@kernel")[0] for part in re.split(r"@instructions\ndef f\d+", text)[1:]]
     assert len(set(bodies)) == len(bodies)
     assert all(re.search(rf"\bf{number + 1}\(", text.split("@kernel", 1)[1]) for number in range(len(bodies)))
+
+
+def test_coordinates_that_share_random_bits_call_one_function() -> None:
+    """A loop of dithered codes four coordinates at a time."""
+    loops = text_of(program(get_codec("dithered"))).split("for i in range(128):")[1:]
+    called = [re.findall(r"= (f\d+)\(v\[", loop) for loop in loops]
+    assert called[0][:4] == called[0][:1] * 4
