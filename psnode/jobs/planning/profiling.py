@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 import time
 from collections import defaultdict
@@ -31,13 +32,14 @@ from psnode.plans.rule import grouping_of
 if TYPE_CHECKING:
     import torch
 
-    from psnode.jobs.planning.step_rigs import TimedModel
+    from psnode.jobs.planning.step_rigs import Alone, TimedModel
     from psnode.task import Task
     from psnode.worker.computation import Computation
 
 _STEPS, _SECONDS = 7, 1.0  # minimum steps of a measurement, and minimum seconds
 # seconds that the MPI thread works on a message; measurements do not start this thread: docs/results/2026-11-23-threads.md
 _MESSAGE = 1e-4
+_LEVEL = 0.1  # of the sign test on the differences of neighbouring steps
 _PASSES = 5  # number of passes, of which the pass with the median duration counts
 _UPDATES = ("finish", "norm", "protect", "update", "constrain", "average", "downlink")  # the master's spans that close a group
 
@@ -93,7 +95,7 @@ def measure(
         found = {}
         for flags, chosen in schemes.items():
             tell(flags)
-            found[flags] = _scheme_costs(ground, chosen, profile, tensors)
+            found[flags] = _scheme_costs(ground, chosen, profile, tensors, alone)
         earlier = (config.batches_per_step - 1) * profile.passes  # passes before the last one, during which nothing is sent
         return replace(profile, forward=profile.forward + earlier, schemes=found)
     finally:
@@ -168,7 +170,9 @@ def _optimizer_seconds(ground: TimedModel, config: Config) -> float:
     return median_seconds(optimizer_of(replace(config, optimizer=kind, lr=1e-6, momentum=momentum), parameters, fused=True).step)
 
 
-def _scheme_costs(ground: TimedModel, config: Config, profile: Profile, tensors: Mapping[str, TensorTimes]) -> SchemeCosts:
+def _scheme_costs(
+    ground: TimedModel, config: Config, profile: Profile, tensors: Mapping[str, TensorTimes], alone: Alone
+) -> SchemeCosts:
     from psnode.jobs.planning.step_rigs import Exchanging
 
     scheme = resolve(config)
@@ -185,8 +189,10 @@ def _scheme_costs(ground: TimedModel, config: Config, profile: Profile, tensors:
             rig.step()
             rig.between()
         before = len(rig.spans())
-        taken, encoded, served, handled = list[float](), list[float](), list[float](), [_handled(rig.spans())]
+        taken, passes = list[float](), list[float]()
+        encoded, served, handled = list[float](), list[float](), [_handled(rig.spans())]
         while len(taken) < _STEPS or sum(taken) < _SECONDS:
+            passes.append(alone.step())
             taken.append(rig.step())
             begin = time.perf_counter()
             rig.between()
@@ -215,7 +221,7 @@ def _scheme_costs(ground: TimedModel, config: Config, profile: Profile, tensors:
             tuple(groups), bookkeeping, 0.0, lossy, doubt or measured_cost(scheme, config.optimizer), bool(doubt),
             stated_settings(config), rig.plan.to_dict(), grouping_of(config),
         )  # fmt: skip
-        return replace(costs, extra=max(0.0, statistics.median(taken) - step_without_links(profile, costs)))
+        return replace(costs, extra=_added(taken, passes, step_without_links(profile, costs) - profile.passes))
     finally:
         rig.close()
 
@@ -234,6 +240,19 @@ def _bookkeeping(served: Sequence[float], handled: Sequence[float], frames: int)
     """
     rests = [whole - (after - before) for whole, (before, after) in zip(served, itertools.pairwise(handled), strict=True)]
     return max(0.0, statistics.median(rests)) / frames
+
+
+def _added(taken: Sequence[float], passes: Sequence[float], known: float) -> float:
+    """Return the seconds that a scheme adds to a step besides the `known` seconds of its work.
+
+    `taken`: seconds of steps under the scheme. `passes`: seconds of the passes alone, measured immediately before each step, so
+    that a change of the machine's speed affects both. The median of the differences counts only if the sign test rejects, at the
+    level `_LEVEL`, that it is 0. A scheme makes no step shorter; therefore the noise of a busy machine would only ever add.
+    """
+    added = sorted(step - alone - known for step, alone in zip(taken, passes, strict=True))
+    negative = sum(each <= 0 for each in added)
+    chance = sum(math.comb(len(added), smaller) for smaller in range(negative + 1)) / 2 ** len(added)
+    return statistics.median(added) if chance <= _LEVEL else 0.0
 
 
 def _by_group(spans: Sequence[Mapping[str, Any]], groups: int) -> list[dict[str, float]]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -65,6 +66,22 @@ def test_disturbances_of_groups_are_not_counted_as_other_work() -> None:
         served.append(sum(seconds) + 0.006)
     assert profiling._bookkeeping(served, handled, 6) == pytest.approx(0.001)
     assert profiling._bookkeeping([0.1], [0.0, 0.2], 6) == 0  # groups on several lanes
+
+
+def test_a_machine_that_slows_down_adds_nothing_to_a_scheme() -> None:
+    """The machine becomes slower by half during the measurement, and the first step of a profile had its first speed."""
+    passes = [1 + step / 12 for step in range(7)]
+    assert profiling._added([seconds + 0.2 + 0.02 * (-1) ** step for step, seconds in enumerate(passes)], passes, 0.2) == 0
+    assert profiling._added([seconds + 0.3 for seconds in passes], passes, 0.2) == pytest.approx(0.1)
+
+
+def test_scatter_rarely_adds_to_a_scheme() -> None:
+    """Without an addition, each of 4000 measurements finds one with a probability of 8 / 128 or less (binomial, seven steps): at
+    most 320 with a probability above .999.
+    """
+    rng = np.random.default_rng(1)
+    found = [profiling._added(1.0 + 0.1 * rng.standard_normal(7), np.ones(7), 0.0) for _ in range(4000)]
+    assert 0 < sum(each > 0 for each in found) <= 320
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
