@@ -142,8 +142,6 @@ def plan(
     topologies = tuple(topologies) or (USUAL,)
     source = "psnode plan" if fitted is None else f"psnode plan --from {fitted.run.path.name}"
     asked = _Asked(found, search, groups, save_plan, given["plot"], source, explain, not as_json, topologies, given["draw"])
-    if asked.plot is not None and topologies != (USUAL,):
-        raise ConfigurationError(f"--plot knows --topology {USUAL} alone: leave it out")
     asked.show(heading(found), *([] if fitted is None else refit_table.lines(fitted)))
     limit = limit_of(found, scenario, topologies)
     results = [_at_rate(asked, text, replace(scenario, rate=rate)) for text, rate in speeds.items()]
@@ -206,13 +204,10 @@ def _refitted(path: Path, profile: Path | None, speeds: Mapping[str, float | Non
     from psnode.jobs.planning.profile import Profile
     from psnode.jobs.planning.refitting.finished_run import FinishedRun
     from psnode.jobs.planning.refitting.profile_refit import refit
-    from psnode.jobs.planning.routing.routed_groups import USUAL
 
     if profile is not None and given["schemes"]:
         raise ConfigurationError("--profile measures nothing: leave out --scheme")
     run = FinishedRun.read(path)
-    if given["plot"] is not None and run.config.topology != USUAL:
-        raise ConfigurationError(f"--plot draws steps of --topology {USUAL} alone, and {path} is of {run.config.topology}")
     found = _measured_as(run, given["schemes"]) if profile is None else Profile.load(profile)
     scenario = replace(_scenario(given, run.cores or found.host.cores), workers=run.workers)
     if run.links is not None and not _chosen("round_trip"):

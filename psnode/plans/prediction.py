@@ -16,7 +16,7 @@ def _plain(text: object) -> str:
 class PredictedSpan(NamedTuple):
     """Work in a predicted step: its `kind` (of SPANS), its `group` (-1: no group), and its `begin` and `end` in seconds.
 
-    The times count from the moment at which the previous version ends on the master.
+    The times count from the moment at which the previous version ends, with the last update of a group.
     """
 
     kind: str
@@ -25,7 +25,7 @@ class PredictedSpan(NamedTuple):
     end: float
 
 
-# the kinds of spans, with names for people; a span is on one worker, on the master, or on the link between them
+# the kinds of spans, with names for people; a span is on one worker, on the rank that updates last, or on a link of the worker
 SPANS = {
     "passes": "passes of the worker",
     "apply": "loading of weights",
@@ -43,8 +43,8 @@ MOST_SPANS = 2000  # in a prediction; if a step has more spans, the prediction k
 class Prediction:
     """The duration `step` in seconds that was predicted for `workers` workers, and the source of the prediction.
 
-    `binds`: the resource that limits the step, if known. `spans`: the work in the step, on the master and on the worker whose
-    gradient comes last; empty if unknown.
+    `binds`: the resource that limits the step, if known. `spans`: the work in the step, on the rank whose update is the last (in
+    a star the master) and on the worker whose gradient comes last to this rank; empty if unknown.
     """
 
     step: float

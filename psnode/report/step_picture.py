@@ -19,14 +19,14 @@ from psnode.report.svg_file import write_svg
 _WIDTH, _LEFT, _RIGHT, _LANE, _HEAD = 940, 90, 10, 20, 24
 _MOST_LANES, _MOST_BARS = 12, 1500
 _LONGEST = 1e9  # seconds; a file may hold any number
-# lanes of a predicted step by kind of work; the master's work has as many lanes as it needs
+# lanes of a predicted step by kind of work; decoding and updates have as many lanes as they need
 _LANES = {
-    "passes": "worker", "apply": "worker", "encode": "coding", "in": "link in", "decode": "master", "update": "master",
-    "out": "link out",
+    "passes": "worker", "apply": "worker", "encode": "coding", "in": "gradients", "decode": "updates", "update": "updates",
+    "out": "weights",
 }  # fmt: skip
 _WORDS = {
-    "forward_backward": "passes", "apply": "loading weights", "encode": "coding", "in": "link in", "decode": "decoding",
-    "update": "update", "downlink": "coding weights", "out": "link out", "wait": "waiting",
+    "forward_backward": "passes", "apply": "loading weights", "encode": "coding", "in": "gradients on links",
+    "decode": "decoding", "update": "update", "downlink": "coding weights", "out": "weights on links", "wait": "waiting",
 }  # fmt: skip
 _PREDICTED = {"passes": "forward_backward"}  # styles of predicted kinds whose style has another name
 _RECORDED = {"finish": "update", "norm": "update", "constrain": "update", "average": "update", "drain": "encode"}  # of a timeline

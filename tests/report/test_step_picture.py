@@ -54,7 +54,7 @@ def bars(drawing: Element) -> list[tuple[str, float, float, float]]:
 def test_the_work_of_a_prediction_lies_in_lanes_that_overlap_nowhere() -> None:
     panel = predicted_panel(PREDICTION)
     assert panel.title == "predicted: 500 ms, psnode plan, 1mbit"
-    assert [name for name, _ in panel.lanes] == ["worker", "coding", "link in", "master", "master", "link out"]
+    assert [name for name, _ in panel.lanes] == ["worker", "coding", "gradients", "updates", "updates", "weights"]
     styles = [[bar.style for bar in row] for _, row in panel.lanes]
     assert styles == [["apply", "forward_backward"], ["encode"], ["in"], ["decode", "update"], ["decode"], ["out"]]
     assert panel.lanes[4][1] == [WorkBar("decode", 0.4, 0.45, "decoding, of all workers, group 1")]
@@ -85,7 +85,7 @@ def test_both_steps_have_one_scale() -> None:
     assert ticks == ["0", "200", "400", "600", "800", "1,000", "milliseconds since the version before"]
     legend = [text.text for text in drawing.iter("text") if text.get("text-anchor") == "start"]
     assert legend[:3] == ["passes", "loading weights", "coding"]
-    assert {"link in", "link out", "coding weights", "waiting"} <= set(legend)
+    assert {"gradients on links", "weights on links", "coding weights", "waiting"} <= set(legend)
 
 
 def with_timeline(path: Path, prediction: Any) -> Path:

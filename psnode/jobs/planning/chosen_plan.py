@@ -9,6 +9,7 @@ from psnode.jobs.planning.forecast import CompressionVerdict, Forecast, sentence
 from psnode.jobs.planning.job_step import step_spans
 from psnode.jobs.planning.profile import Profile
 from psnode.jobs.planning.routing.routed_groups import USUAL, routed
+from psnode.jobs.planning.routing.routed_step import is_small
 from psnode.jobs.planning.scenario import Scenario
 from psnode.plans.plan_file import PlanFile
 from psnode.plans.prediction import Prediction
@@ -28,12 +29,15 @@ def chosen(rows: Sequence[Forecast], verdict: CompressionVerdict) -> Forecast:
 def plan_file(profile: Profile, row: Forecast, verdict: CompressionVerdict, scenario: Scenario, source: str) -> PlanFile:
     """Return the plan file of a forecast in a scenario. `source`: the origin of the prediction, as text for people.
 
-    Only the prediction of a step under the usual topology has spans. Raises ConfigurationError if the profile is of an earlier
+    The prediction of a step with very many frames has no spans. Raises ConfigurationError if the profile is of an earlier
     version, which kept no plans.
     """
     costs = profile.schemes[row.name]
     told = [f"{row.label}, of {profile.model}", *sentences(verdict)]
     groups = routed(profile, row.name, row.topology, scenario.workers)
-    spans = step_spans(profile, costs, scenario) if row.topology == USUAL else ()
+    if row.topology == USUAL:  # the measured costs, as in its forecast
+        spans = step_spans(profile, costs, scenario)
+    else:
+        spans = step_spans(profile, groups.costs, scenario, groups.routes) if is_small(groups) else ()
     prediction = Prediction(row.seconds, scenario.workers, source, row.binds, spans)
     return PlanFile(groups.plan, costs.settings, prediction, tuple(told), row.topology)

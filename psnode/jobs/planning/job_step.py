@@ -6,6 +6,7 @@ own host. If the root is a worker, it shares these cores with the worker's passe
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ from psnode.plans.roles import MASTER as MASTER_RANK
 from psnode.plans.roles import Layout
 
 STEPS = 5  # simulated steps; only the last one counts, since the pipeline is steady by then
+_OF_ROOT = ("decode", "update")  # kinds of work on a root
 _DIGITS, _TOUCHING = 7, 2e-7  # decimals of the seconds of spans; seconds between spans that count as touching
 
 
@@ -56,25 +58,33 @@ def job_step(profile: Profile, costs: SchemeCosts, scenario: Scenario, routes: S
     return steady(job.graph, job.hosts, job.begins)
 
 
-def step_spans(profile: Profile, costs: SchemeCosts, scenario: Scenario) -> tuple[PredictedSpan, ...]:
-    """Return the work in the step whose time `job_step` returns, between the ends of two versions on the master.
+def step_spans(
+    profile: Profile, costs: SchemeCosts, scenario: Scenario, routes: Sequence[Route] | None = None
+) -> tuple[PredictedSpan, ...]:
+    """Return the work in the step whose time `job_step` returns, between the ends of two versions.
 
-    This is the work of the master, and the work and the frames of the worker whose gradient comes last. Touching spans of the
-    same kind and group are joined. The result is empty if there are more than MOST_SPANS spans, and for a scheme without groups.
+    A version ends with the last update of a group. This is the work of the root of this group, and the work and the frames of the
+    worker whose gradient comes last to this root. Touching spans of the same kind and group are joined. The result is empty if
+    there are more than MOST_SPANS spans, and for a scheme without groups.
     """
     if not costs.groups:
         return ()
-    job = _Job(profile, costs, scenario)
+    job = _Job(profile, costs, scenario, routes)
     times = job.graph.run()
-    start, stop = (max(float(times.end[note.last]) for note in notes if note.kind == "update") for notes in job.notes[-2:])
-    frames = [note for note in job.notes[-1] if note.kind == "in"]
-    slowest = max(frames, key=lambda note: (float(times.end[note.last]), -note.rank)).rank
+
+    def ended(note: _Note) -> float:
+        return float(times.end[note.last])
+
+    before, last = (max((note for note in notes if note.kind == "update"), key=ended) for notes in job.notes[-2:])
+    start, stop, root = ended(before), ended(last), last.rank
+    frames = [note for note in job.notes[-1] if note.kind == "in" and note.root == root]
+    worker = max(frames, key=lambda note: (ended(note), -note.rank)).rank if frames else root
     found = list[PredictedSpan]()
-    for note in (note for notes in job.notes for note in notes if note.rank in (MASTER_RANK, slowest)):
-        begin, end = (float(edge[index]) for edge, index in ((times.begin, note.first), (times.end, note.last)))
-        begin, end = max(begin, start) - start, min(end, stop) - start
-        if end > begin:
-            found.append(PredictedSpan(note.kind, note.group, round(begin, _DIGITS), round(end, _DIGITS)))
+    for note in itertools.chain.from_iterable(job.notes):
+        if note.rank == (root if note.kind in _OF_ROOT else worker):
+            begin, end = max(float(times.begin[note.first]), start) - start, min(ended(note), stop) - start
+            if end > begin:
+                found.append(PredictedSpan(note.kind, note.group, round(begin, _DIGITS), round(end, _DIGITS)))
     joined = list[PredictedSpan]()
     for span in sorted(found):
         if joined and joined[-1][:2] == span[:2] and span.begin <= joined[-1].end + _TOUCHING:
@@ -87,7 +97,8 @@ def step_spans(profile: Profile, costs: SchemeCosts, scenario: Scenario) -> tupl
 class _Note(NamedTuple):
     """Work of a kind of psnode.plans.prediction.SPANS, from the beginning of activity `first` to the end of activity `last`.
 
-    `rank`: the rank of the worker for a worker's work and frames; MASTER_RANK for the master's work.
+    `rank`: the worker, for a worker's work, for its gradient and for weights on their way to it; otherwise the root. `root`: for
+    a gradient on its way the rank to which it goes, otherwise None.
     """
 
     kind: str
@@ -95,6 +106,7 @@ class _Note(NamedTuple):
     group: int
     first: int
     last: int
+    root: int | None = None
 
 
 class _Job:
@@ -159,7 +171,8 @@ class _Job:
             self._connections[source, target] = self.graph.queue()
         first = len(self.graph.work)
         there = self.hosts.transfer(source, target, nbytes, [follows], self._connections[source, target])
-        self.notes[-1].append(_Note(kind, max(source, target), group, first, there))
+        note = _Note(kind, source, group, first, there, target) if kind == "in" else _Note(kind, target, group, first, there)
+        self.notes[-1].append(note)
         return there
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -17,6 +18,7 @@ from psnode.jobs.planning.forecast import forecasts
 from psnode.jobs.planning.profile import Profile
 from psnode.jobs.planning.routing.routed_groups import possible
 from psnode.jobs.planning.scenario import Scenario
+from psnode.plans.plan_file import PlanFile
 from tests.jobs.planning.refitting.run_cases import make_run, profile
 
 
@@ -58,7 +60,7 @@ def test_auto_in_the_options_of_train_compares_what_a_job_would_compare(capsys: 
     ("words", "said"),
     [
         (["--topology", "net"], "--topology"),
-        (["--topology", "auto", "--plot", "step.svg"], "--plot knows --topology star alone"),
+        (["--topology", "rings"], "--topology"),
     ],
 )
 def test_what_a_topology_lacks_is_told_in_one_line(
@@ -71,6 +73,20 @@ def test_what_a_topology_lacks_is_told_in_one_line(
 
 
 MODEL = ["--network", "FC", "--dataset", "synthetic", "--synthetic-shape", "1,8,8", "--batch-size", "4", "--threads", "1"]
+
+
+@pytest.mark.parametrize("topology", ["mesh", "gather", "star:down=tree"])
+def test_the_step_of_a_topology_is_drawn_and_saved(topology: str, tmp_path: Path) -> None:
+    profile().save(tmp_path / "profile.json")
+    plan, drawing = tmp_path / "plan.json", tmp_path / "step.svg"
+    asked = ["plan", "-n", "3", "--rate", "1mbit", "--profile", str(tmp_path / "profile.json"), "--topology", topology]
+    assert main([*asked, "--save-plan", str(plan), "--plot", str(drawing)]) == 0
+    prediction = PlanFile.load(plan).prediction
+    assert prediction is not None
+    assert max(span.end for span in prediction.spans) == pytest.approx(prediction.step, rel=0.05)
+    lanes = {text.text for text in ElementTree.parse(drawing).iter("{http://www.w3.org/2000/svg}text")}
+    assert lanes >= {"worker", "coding", "gradients", "updates"}
+    assert ("weights" in lanes) == (topology != "gather")
 
 
 def test_the_saved_plan_of_a_topology_is_trained_under_it(tmp_path: Path) -> None:

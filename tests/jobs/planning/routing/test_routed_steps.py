@@ -11,12 +11,13 @@ from psnode.errors import ConfigurationError
 from psnode.exchange.routes.route import Route
 from psnode.exchange.routes.topologies import routes_of
 from psnode.jobs.planning.forecast import Forecast, forecasts, judge, limit_of, topology_sentences
-from psnode.jobs.planning.job_step import job_step
+from psnode.jobs.planning.job_step import job_step, step_spans
 from psnode.jobs.planning.profile import GroupCosts, HostCosts, Profile, SchemeCosts, TensorTimes
 from psnode.jobs.planning.routing.route_lines import loads_of
 from psnode.jobs.planning.routing.routed_groups import routed
 from psnode.jobs.planning.scenario import GOODPUT, Scenario
 from psnode.plans.groups import Group, Plan, Segment, Tensor
+from psnode.plans.prediction import SPANS
 from psnode.plans.roles import Layout
 from psnode.protocol.wire import HEADER_BYTES
 
@@ -49,6 +50,35 @@ def test_a_root_that_is_a_worker_gets_the_gradients_of_the_others_and_sends_them
     decoded = others * 0.03 if others else 0.03
     latency = 0.004 if others else 0.0
     assert found == pytest.approx(0.3 + 0.01 + 0.02 + decoded + 0.05 + others * (0.1 + 0.05) + latency)
+
+
+def test_the_spans_are_those_of_the_last_root_and_of_the_worker_whose_gradient_reaches_it_last() -> None:
+    """The root is worker 1, which has its own weights at once and decodes its own gradient meanwhile."""
+    costs = scheme({"up": 100_000, "down": 50_000, "ready": 0.2, "encode": 0.01, "apply": 0.02, "decode": 0.03, "update": 0.05})
+    scenario = Scenario(2, RATE, 0.004, 4, uneven=0.0)
+    found = step_spans(profile(costs), costs, scenario, [Route(1, TWO)])
+    times = {kind: [pytest.approx(span[2:], abs=1e-6) for span in found if span.kind == kind] for kind in SPANS}
+    assert times == {
+        "out": [(0.0, 0.052)], "apply": [(0.052, 0.072)], "passes": [(0.072, 0.372)], "encode": [(0.372, 0.382)],
+        "in": [(0.382, 0.484)], "decode": [(0.33, 0.36), (0.484, 0.514)], "update": [(0.514, 0.564)],
+    }  # fmt: skip
+    assert {span.group for span in found if span.kind != "passes"} == {0}
+
+
+def test_spans_of_every_topology_fill_a_step_and_a_gather_sends_no_weights() -> None:
+    """The last of these spans is the update with which the version ends. Versions of a mesh last up to 1 % more or less."""
+    count, scenario, layout = 6, Scenario(3, RATE, 0.0, 4, uneven=0.0), Layout(3)
+    costs = scheme(*[{"up": 50_000, "down": 40_000, "ready": 0.1, "encode": 0.01, "decode": 0.01, "update": 0.01}] * count)
+    tensors = tuple(Tensor(f"w{n}", (4,)) for n in range(count))
+    plan = Plan(tensors, tuple(Group(n, (Segment(n, "identity", 4 * n, (4,)),)) for n in range(count)))
+    for topology in ("star", "star:down=tree", "mesh", "gather"):
+        routes = routes_of(layout, plan, topology)
+        found = step_spans(profile(costs), costs, scenario, routes)
+        length = job_step(profile(costs), costs, scenario, routes).seconds
+        assert max(span.end for span in found) == pytest.approx(length, rel=0.02), topology
+        kinds = {span.kind for span in found}
+        assert kinds == set(SPANS) - {"apply"} - ({"out"} if topology == "gather" else set()), topology
+        assert max(span.end for span in found if span.kind == "update") == max(span.end for span in found)
 
 
 def test_two_roots_use_both_links_both_ways_at_once() -> None:
