@@ -45,6 +45,13 @@ def test_all_contract_inputs(spec: str, make) -> None:
     check_all(spec, make(spec))
 
 
+def test_settled_values_that_no_code_needs_may_be_undefined() -> None:
+    """A row of zeros has no scale, so its quotients are not numbers. Of 2^17 coordinates, two have a tie of random bits in the
+    mean: then the quotient's fraction would decide.
+    """
+    check(get_codec("dithered"), interpreted("dithered"), np.zeros(2**17, np.float32))
+
+
 @pytest.mark.parametrize(
     ("spec", "name"),
     [

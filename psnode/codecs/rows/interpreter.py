@@ -188,6 +188,8 @@ class RowEvaluation:
         codes = fixed >> np.uint32(16)
         for row, i in np.argwhere((fixed & _ONES) == _ONES):
             a = float(exact[row, i])
+            if not np.isfinite(a):
+                continue  # of a choice's other side, so that the code is not used
             codes[row, i] += _chance(a - float(np.floor(a)), self.key, self.stream + _TIES, (self.row + int(row)) * ROW + int(i))
         return codes
 
