@@ -327,6 +327,9 @@ def test_a_view_is_that_of_numpy(dtype: Any, other: Any, writable: bool) -> None
     assert bits_of(part) == bits_of(plain(viewed)(x[8:40], other)) and part.dtype == other
     assert part.flags.writeable == writable and np.shares_memory(part, x)
     assert run(x[:0], other).shape == (0,)
+    odd = x[:7]
+    whole = odd.nbytes // np.dtype(other).itemsize
+    assert bits_of(run(odd, other)) == bits_of(plain(viewed)(odd, other)) and run(odd, other).shape == (whole,)
     with pytest.raises(Exception, match="one contiguous dimension"):
         run(x[::2], other)
 

@@ -130,10 +130,15 @@ def _viewed(typing: Any, array: Any, dtype: Any) -> Any:
     return made(array, dtype), generate
 
 
+def _numpy_view(array: Any, dtype: Any) -> Any:
+    whole = array.nbytes // np.dtype(dtype).itemsize * np.dtype(dtype).itemsize
+    return array.view(np.uint8)[:whole].view(dtype)
+
+
 # Let LLVM use vectors of 512 bits in the calling function, on processors that they do not slow down.
 wide = cast(Callable[[], None], _paired(_wide, lambda: None))
 # The bytes of an array as numbers of another type, like ndarray.view, for which Numba would compile a function in every process.
 # Bytes after the last whole number are left out.
-viewed = cast(Callable[[Any, Any], Any], _paired(_viewed, lambda array, dtype: array.view(dtype)))
+viewed = cast(Callable[[Any, Any], Any], _paired(_viewed, _numpy_view))
 # A pointer to the float32 at an address, for `numba.carray`.
 floats_at = cast(Callable[[int], Any], _paired(_floats_at, lambda at: ctypes.cast(at, ctypes.POINTER(ctypes.c_float))))
