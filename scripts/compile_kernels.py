@@ -1,14 +1,20 @@
 """Compile the kernels of all codecs, each codec in only one process, with one process per core.
 
     scripts/compile_kernels.py
+    scripts/compile_kernels.py --cold
 
 Without this script, concurrent tests or ranks of a job would all compile a missing kernel. A process ends after a few codecs,
 because the compiler keeps about ten megabytes of memory for every kernel. Cached kernels are only loaded, which takes seconds.
+With --cold, all kernels are compiled, into a folder that is removed: the seconds printed are those of the compiler. A kernel that
+several codecs share counts for the codec that needs it first.
 """
 
 from __future__ import annotations
 
 import os
+import sys
+import tempfile
+import time
 from collections.abc import Iterator
 from itertools import product
 from multiprocessing import get_context
@@ -54,20 +60,29 @@ def use(codec: Codec) -> None:
         codec.merge([made, made])
 
 
-def compile_all(spec: str) -> None:
-    """Use a codec and the contractive form that error feedback uses."""
+def compile_all(spec: str) -> tuple[float, str]:
+    """Use a codec and the contractive form that error feedback uses; return the seconds of processor time, and the codec."""
+    begin = time.process_time()
     codec = get_codec(spec)
     for form in dict.fromkeys((codec, codec.contractive())):
         use(form)
+    return time.process_time() - begin, spec
 
 
 def main() -> None:
-    """Compile the codecs, then chains of codecs, which have few kernels of their own."""
+    """Compile the codecs, then chains of codecs, which have few kernels of their own, and print the seconds."""
+    begin, found = time.monotonic(), list[tuple[float, str]]()
     processes = len(os.sched_getaffinity(0))
     with get_context("spawn").Pool(processes, maxtasksperchild=4) as pool:
         for specs in (available(), CHAINS):
-            list(pool.imap_unordered(compile_all, specs))  # any free process takes the next codec
+            found += pool.imap_unordered(compile_all, specs)  # any free process takes the next codec
+    longest = ", ".join(f"{spec} {seconds:.1f} s" for seconds, spec in sorted(found, reverse=True)[:10])
+    total = sum(seconds for seconds, _ in found)
+    print(f"kernels of {len(found)} codecs: {time.monotonic() - begin:.0f} s, {total:.0f} s of processor time; {longest}")
 
 
 if __name__ == "__main__":
-    main()
+    with tempfile.TemporaryDirectory() as folder:
+        if "--cold" in sys.argv[1:]:
+            os.environ["NUMBA_CACHE_DIR"] = folder  # read by the processes that compile
+        main()
