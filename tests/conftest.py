@@ -41,15 +41,16 @@ GROUPS = {
     "mpi": JOBS,
     "slurm": JOBS,
 }  # pytest-xdist never runs two tests of one group at once: tests in these folders start jobs of several processes
+_FIRST = {SERIAL: 0, JOBS: 1}  # the groups that take longest begin first
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options --codec FILE:NAME (test only this codec in tests/codecs/test__*.py), --long (run whole sweeps) and
+    """Add the options --codec FILE:NAME (test only this codec in tests/codecs/test__*.py), --long (run all cases) and
     --sample.
     """
     parser.addoption("--codec", action="append", default=[], metavar="SPEC", help="subject of tests/codecs/test__*.py; repeat")
-    parser.addoption("--long", action="store_true", help="run every case of the sweeps, not one in SAMPLED of them")
-    parser.addoption("--sample", type=int, default=0, metavar="SEED", help="which cases of the sweeps run without --long")
+    parser.addoption("--long", action="store_true", help="run all long tests and sweeps, not one in SAMPLED")
+    parser.addoption("--sample", type=int, default=0, metavar="SEED", help="which of them run without --long")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -78,9 +79,10 @@ def _hash(name: str, seed: int) -> int:
 
 
 def sample(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect all cases of the sweeps except a sample of each.
+    """Deselect all cases of the sweeps except a sample of each, and all tests with the mark `long` except a sample of them.
 
-    A sweep is a test over codecs (tests/codecs/test__*.py) with at least SWEEP cases, or a test with the mark `sweep`.
+    A sweep is a test over codecs (tests/codecs/test__*.py) with at least SWEEP cases, or a test with the mark `sweep`. No
+    long test is deselected if the command line names files.
     """
     if config.getoption("--long") or config.getoption("--codec"):
         return
@@ -91,8 +93,11 @@ def sample(config: pytest.Config, items: list[pytest.Item]) -> None:
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     seed = config.getoption("--sample")
     sweeps = [found for found in cases.values() if len(found) >= SWEEP or found[0].get_closest_marker("sweep")]
+    files = any("::" in argument or argument.endswith(".py") for argument in config.args)
+    long = set() if files else {item for item in items if item.get_closest_marker("long")}
     left = {item for found in sweeps for item in found if not is_sampled(item.nodeid, seed)}
     left -= {min(found, key=lambda item: _hash(item.nodeid, seed)) for found in sweeps if left.issuperset(found)}  # at least one
+    left |= {item for item in long if not is_sampled(item.nodeid, seed)}
     if left:
         config.hook.pytest_deselected(items=[item for item in items if item in left])
         items[:] = [item for item in items if item not in left]
@@ -100,16 +105,25 @@ def sample(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in the same hook
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Assign tests that start jobs to groups, and sample the sweeps.
+    """Assign tests to groups, and sample the sweeps and the long tests.
 
-    With --dist loadgroup, each group runs on one worker of pytest-xdist. There are two groups, so that the cores are busy while
-    the ranks of one job wait. Tests in group JOBS check results alone, not timing.
+    With --dist loadgroup, each group runs on one worker of pytest-xdist. There are two groups of tests that start jobs, so that
+    the cores are busy while the ranks of one job wait. Tests in group JOBS check results alone, not timing. Every other file is a
+    group of its own, so that only one process makes its fixtures and compiles its kernels.
     """
     sample(config, items)
-    for item in items:
-        folder = item.path.relative_to(ROOT / "tests").parts[0]
-        if group := GROUPS.get(folder, SERIAL if item.get_closest_marker("serial") else ""):
+    groups = {item: _group(item) for item in items}
+    for item, group in groups.items():
+        if group in _FIRST or not item.get_closest_marker("xdist_group"):
             item.add_marker(pytest.mark.xdist_group(group))
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: _FIRST.get(groups[item], len(_FIRST)))
+
+
+def _group(item: pytest.Item) -> str:
+    """Return the group of a test: SERIAL, JOBS, or its file."""
+    path = item.path.relative_to(ROOT / "tests")
+    return GROUPS.get(path.parts[0], SERIAL if item.get_closest_marker("serial") else str(path))
 
 
 def pytest_collection_finish() -> None:

@@ -77,7 +77,8 @@ class Costs:
         """Add the costs of a report; the last entry belongs to its own phase, the others to earlier phases."""
         file, _, name = report.nodeid.partition("::")
         self.clock[file] += report.duration
-        self.groups[name.rpartition("]")[2].partition("@")[2] or "no"] += report.duration  # pytest-xdist appends the group
+        group = name.rpartition("]")[2].partition("@")[2]  # appended by pytest-xdist
+        self.groups[group if group in ("serial", "jobs") else "no"] += report.duration
         costs = [value for name, value in report.user_properties if name == _KEY]
         if costs:
             seconds, starts = costs[-1]

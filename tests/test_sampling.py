@@ -49,6 +49,14 @@ def test_a_marked_test_is_sampled_also_where_its_cases_are_few() -> None:
     assert collected("--sample", "1", networks) != sampled
 
 
+def test_a_long_test_is_sampled_unless_its_file_is_named() -> None:
+    folder, file = "tests/ec2", "tests/ec2/test_chain.py"
+    whole, sampled = collected("--long", "-m", "long", folder), collected("-m", "long", folder)
+    assert len(whole) >= 6
+    assert sampled == {name for name in whole if is_sampled(name, 0)}
+    assert collected("-m", "long", file) == {name for name in whole if name.startswith(file)}
+
+
 def test_of_a_sequence_the_first_and_the_last_are_always_sampled(
     sampled: Callable[..., list[int]], pytestconfig: pytest.Config
 ) -> None:
