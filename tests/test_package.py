@@ -177,6 +177,7 @@ def test_the_wheel_holds_the_packages_with_their_data_and_nothing_else(source: P
     assert names == files
 
 
+@pytest.mark.long
 @pytest.mark.serial
 def test_the_installed_psnode_trains_on_a_master_and_two_workers(python: Path, tmp_path: Path) -> None:
     """Train over MPI if the tests have an mpirun, else in threads of one process."""

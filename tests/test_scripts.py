@@ -84,6 +84,7 @@ def test_an_installation_is_repeated_only_when_something_changed(tmp_path: Path,
     assert bash(f'{program}; is_installed "{tmp_path}" "{extras}"').returncode == expected
 
 
+@pytest.mark.long
 @pytest.mark.serial
 @pytest.mark.timeout(150)  # 15 s on two idle cores
 def test_quickstart_trains_evaluates_and_says_what_it_did(tmp_path: Path) -> None:

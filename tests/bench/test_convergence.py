@@ -17,6 +17,7 @@ from psnode.errors import ConfigurationError, DivergedError, PsnodeError
 COMMON = "--max-steps 6 --batch-size 8 --threads 1 --no-tensorboard"
 
 
+@pytest.mark.long
 @pytest.mark.serial
 @pytest.mark.usefixtures("forks")
 def test_a_row_is_what_the_run_left_behind(tmp_path: Path) -> None:
@@ -44,6 +45,7 @@ def test_runs_of_a_task_are_evaluated(tmp_path: Path) -> None:
     assert "| dense | 0.01 |  |" in markdown(result)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("forks")
 def test_a_run_that_fails_is_reported(tmp_path: Path) -> None:
     pytest.importorskip("mpi4py")
@@ -220,6 +222,7 @@ def test_a_run_that_was_stopped_goes_on_and_one_with_other_settings_is_refused(t
         run(["qsgd"], COMMON, **arguments)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("in_this_process")
 def test_schemes_keep_up_with_dense(tmp_path: Path) -> None:
     """On 360 test images, the accuracy of a run has a standard deviation of about 1 point."""

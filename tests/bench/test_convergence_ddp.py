@@ -23,6 +23,7 @@ def compared(runs: list[str], output: Path, common: str = COMMON) -> list[dict[s
     return list(result["rows"])
 
 
+@pytest.mark.long
 @pytest.mark.serial
 @pytest.mark.usefixtures("in_this_process", "forks")
 @pytest.mark.parametrize("optimizer", ["sgd --nesterov", "adamw --clip-grad-norm 0.5"])
@@ -85,6 +86,7 @@ def test_what_ddp_cannot_be_trained_with_is_refused_before_anything_is_trained(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.long
 @pytest.mark.serial
 @pytest.mark.usefixtures("in_this_process", "forks")
 def test_a_rate_at_which_ddp_diverges_is_not_the_best_and_one_worker_sends_nothing(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ def cupy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeCupy:
     return install(monkeypatch, tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("cupy")
 def test_the_report_has_every_codec_with_a_formula_and_shares_of_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("psnode.bench.gpu.cuda", lambda number: CPU)

@@ -40,6 +40,7 @@ def expected(ground: SharedSettings) -> float:
         return float((model.eval()(images).argmax(1) == labels).float().mean())
 
 
+@pytest.mark.long
 @pytest.mark.serial
 @pytest.mark.usefixtures("forks")
 def test_plain_ddp_is_as_accurate_as_one_process_and_others_are_compared_with_it() -> None:

@@ -52,6 +52,7 @@ def sgd(ground: SharedSettings) -> dict[str, torch.Tensor]:
     return model.state_dict()
 
 
+@pytest.mark.long
 @pytest.mark.serial
 def test_psnode_and_ddp_train_as_one_process_does_and_send_what_theory_says(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -84,6 +85,7 @@ def test_psnode_and_ddp_train_as_one_process_does_and_send_what_theory_says(
     assert (tmp_path / "plots" / "comparison.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.long
 @pytest.mark.serial
 def test_the_command_measures_the_floor_and_powersgd_and_writes_a_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

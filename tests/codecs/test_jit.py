@@ -125,6 +125,7 @@ def nowhere(folder: Path) -> tuple[list[str], dict[str, str]]:
     }
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.geteuid() == 0 and shutil.which("setpriv") is None, reason="no setpriv")
 def test_every_command_works_where_no_kernel_can_be_kept_and_says_what_to_set(tmp_path: Path) -> None:
     """Use a copy of the package that is not writable and has bytecode, but no kernels, as in a container image."""

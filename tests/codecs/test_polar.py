@@ -202,6 +202,7 @@ for spec in sys.argv[2:]:
 """
 
 
+@pytest.mark.long
 def test_a_processor_without_vector_instructions_writes_and_reads_the_same(tmp_path: Path) -> None:
     """Use all 32 lanes, and fewer lanes."""
     specs = ["polar:rate=2,block=1024,prior=gaussian", "polar", "polar:rotate=true", "topk:ratio=0.1+polar:rate=0.5"]

@@ -126,6 +126,7 @@ def terminals(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("encoding", "size"), SIZES.items())
 def test_a_terminal_that_is_not_utf_8_gets_plain_characters_from_every_command(terminals: Path, encoding: str, size: str) -> None:
     folder = terminals / encoding.partition(":")[0]

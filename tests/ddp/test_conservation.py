@@ -29,6 +29,7 @@ def edges(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 # with an odd number of steps, gradients are views of DDP's buckets
+@pytest.mark.long
 @pytest.mark.parametrize(("ranks", "steps"), [(2, 16), (3, 15)])
 def test_what_is_applied_and_kept_adds_up_to_what_was_given_for_all_codecs(ranks: int, steps: int) -> None:
     """Alternate unused parameters, skipped steps, a loss scale, two backward passes and no_sync, also in a

@@ -43,6 +43,7 @@ def ranks(framework: str, part: str, folder: Path) -> list[dict[str, torch.Tenso
     return [load_file(folder / f"{part}-{rank}.safetensors") for rank in range(RANKS)]
 
 
+@pytest.mark.long
 def test_replicas_are_equal_and_no_gradient_is_lost(framework: str, results: Results) -> None:
     """With lr 1, ranks * (w_0 - w_T) + residuals = sum of all gradients, as under plain DDP."""
     found = results["whole"]

@@ -9,10 +9,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 _ELSEWHERE = ("pip install", "moto_server", "kill")  # beginnings of lines that are not run, since fixtures do their work
 
 
+@pytest.mark.long
 def test_the_page_goes_from_beginning_to_end(front: Any, moto_port: int, tmp_path: Path) -> None:
     text = (ROOT / "docs" / "ec2-on-a-desk.md").read_text()
     lines = "".join(re.findall(r"^```bash\n(.*?)^```$", text, re.M | re.S)).splitlines()

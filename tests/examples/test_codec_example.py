@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from psnode.codecs import get_codec
 from psnode.codecs.registry import load_codec
@@ -31,6 +32,7 @@ def test_magnitudes_are_rounded_down_to_a_level() -> None:
         assert math.isclose(found, expected, rel_tol=1e-6)
 
 
+@pytest.mark.long
 def test_it_keeps_the_promises_of_every_codec() -> None:
     check_promises(EXAMPLE, "contract", "measure", "statistics")
 

@@ -27,6 +27,7 @@ def test_it_is_stored_without_outputs() -> None:
     assert outputs(notebook) == []
 
 
+@pytest.mark.long
 @pytest.mark.serial
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised by the packages that run notebooks
 def test_every_cell_runs_and_fewer_bits_send_fewer_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,6 +82,7 @@ def test_a_process_that_compiles_imports_neither_torch_nor_mpi() -> None:
     assert done.stdout == "[]\n", done.stderr
 
 
+@pytest.mark.long
 def test_a_cold_cache_is_filled_once_and_told(tmp_path: Path) -> None:
     """Use the cheapest scheme, whose few kernels take a second or two."""
     program = "from psnode.cli import main; import sys; sys.exit(main(sys.argv[1:]))"

@@ -44,6 +44,7 @@ def test_the_others_go_on_without_a_killed_worker(launched: Launched, tmp_path: 
     assert [newest.has(checkpoint.worker_file(rank)) for rank in (1, 2, 3)] == [True, False, True]
 
 
+@pytest.mark.long
 def test_processes_that_make_batches_end_with_the_worker_that_was_killed(launched: Launched, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     flags = ["--max-steps", "20", "--scheme", "qsgd", "--data-workers", "1", *halting.flags(9, gate)]

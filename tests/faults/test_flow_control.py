@@ -61,6 +61,7 @@ def wait_for_gradient(job: Any, rank: int, behind: int) -> None:
     pytest.fail(f"rank {rank} did not come back: {job.events()}")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["stopped", "busy"])
 def test_what_a_worker_does_not_take_does_not_pile_up(how: str, launched: Callable[..., Any], tmp_path: Path) -> None:
     """150 versions are 259 MB, four times the limit. Every replica is compared, and no gradient is lost."""

@@ -45,6 +45,7 @@ def lost(job: Any) -> list[int]:
     return [event["rank"] for event in job.events() if event["event"] == "lost"]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("rank", [1, 2])
 def test_a_job_that_loses_a_worker_goes_on_as_a_central_one_does(launched: Launched, tmp_path: Path, rank: int) -> None:
     """All workers wait in front of batch 20 when one is killed, so that the same gradients count in both jobs.
@@ -124,6 +125,7 @@ def test_too_few_workers_leave_a_checkpoint_and_the_last_one_cannot_be_lost(laun
     assert violations(job.train_dir) == []
 
 
+@pytest.mark.long
 def test_a_silent_worker_is_put_aside_for_good(launched: Launched) -> None:
     """It is told to leave when it runs again, and all that it sends until then counts for nothing."""
     job = launched(3, *COPIED, "--max-steps", "100000", "--pause-deadline", "20", deadline="10")

@@ -120,6 +120,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
             os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.long
 def test_a_local_training_ignores_an_interrupt_that_is_ignored_and_saves_itself_when_its_terminal_is_closed(
     start: Start, tmp_path: Path
 ) -> None:
@@ -134,6 +135,7 @@ def test_a_local_training_ignores_an_interrupt_that_is_ignored_and_saves_itself_
     wait(lambda: not processes(f"MARK=of-{tmp_path}"))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("command", [["train", "--local", "1"], ["launch", "-n", "1", "--", "train"]], ids=["local", "launch"])
 def test_no_process_outlives_a_training_that_is_killed(start: Start, tmp_path: Path, command: list[str]) -> None:
     pytest.importorskip("mpi4py")
@@ -149,6 +151,7 @@ def test_no_process_outlives_a_training_that_is_killed(start: Start, tmp_path: P
     wait(lambda: folders(tmp_path) <= before_it)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("killed", ["0", "1", "mpirun"])
 def test_no_process_outlives_a_rank_or_an_mpirun_that_is_killed(start: Start, tmp_path: Path, killed: str) -> None:
     pytest.importorskip("mpi4py")

@@ -67,6 +67,7 @@ def check_restart(launched: Launched, tmp_path: Path, topology: str, lost: int, 
     assert [name for name, value in weights(job.train_dir).items() if not value.equal(expected[name])] == []
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("topology", MESHES)
 def test_a_job_that_loses_a_worker_is_started_again_and_ends_as_an_unbroken_one(
     launched: Launched, tmp_path: Path, topology: str
@@ -74,6 +75,7 @@ def test_a_job_that_loses_a_worker_is_started_again_and_ends_as_an_unbroken_one(
     check_restart(launched, tmp_path, topology, 2, REASON)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("topology", "number"), [("mesh", signal.SIGKILL), *((topology, signal.SIGSTOP) for topology in MESHES)])
 def test_without_restarts_the_error_names_the_rank_and_the_remedies(
     launched: Launched, topology: str, number: signal.Signals

@@ -26,10 +26,12 @@ def told(job: Any) -> list[tuple[str, int]]:
     return [(event["event"], event["rank"]) for event in job.events() if event["event"] in ("lost", "suspended", "returned")]
 
 
+@pytest.mark.long
 def test_a_job_that_loses_a_server_is_started_again_and_ends_as_an_unbroken_one(launched: Launched, tmp_path: Path) -> None:
     check_restart(launched, tmp_path, SERVED, SERVER, REASON)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_without_restarts_the_error_names_the_server_and_the_remedies(launched: Launched, number: signal.Signals) -> None:
     flags = [*flags_of(SERVED)[:-1], "--max-steps", "100000", "--pause-deadline", "20"]
@@ -57,6 +59,7 @@ def test_a_job_goes_on_without_a_worker(launched: Launched) -> None:
     assert violations(job.train_dir) == []
 
 
+@pytest.mark.long
 def test_a_silent_worker_is_suspended_and_comes_back_with_the_weights_of_all_servers(launched: Launched) -> None:
     flags = [*flags_of(SERVED), "--max-steps", "100000", "--hash-every", "1", "--pause-deadline", "20"]
     job = launched(3, *flags, launch=["--kill-after", "3"], deadline="10")

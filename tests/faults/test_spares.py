@@ -56,6 +56,7 @@ def test_a_spare_takes_the_place_of_a_killed_worker(launched: Launched, downlink
     assert job.summary()["stop_reason"] == "quorum"
 
 
+@pytest.mark.long
 def test_who_returns_to_a_taken_place_is_a_spare(launched: Launched) -> None:
     job = launched(2, *FLAGS, "--spares", "1", "--deadline", "8", "--pause-deadline", "20", "--downlink", "bf16")
     job.wait_for_step(10)

@@ -54,6 +54,7 @@ def test_a_stopped_worker_does_not_keep_an_asynchronous_job_from_its_checkpoint(
     assert violations(job.train_dir, None) == []
 
 
+@pytest.mark.long
 def test_a_job_whose_host_stands_still_goes_on_as_if_nothing_had_happened(launched: Launched) -> None:
     """All processes are stopped for longer than every deadline, and then continued, the master first."""
     job = launched(2, "--max-steps", "100000", "--deadline", "3", "--pause-deadline", "5", "--record-history")

@@ -58,6 +58,7 @@ def test_a_stopped_worker_is_put_aside_and_let_in_again(launched: Launched, down
     assert violations(job.train_dir) == []
 
 
+@pytest.mark.long
 def test_a_stall_of_nine_seconds_leaves_nobody_out_of_a_synchronous_run(launched: Launched) -> None:
     """Steps take milliseconds; still, every round includes both workers unless --deadline sets another rule."""
     job = launched(2, "--scheme", "dense", "--max-steps", "100000", deadline="")
@@ -75,6 +76,7 @@ def test_a_stall_of_nine_seconds_leaves_nobody_out_of_a_synchronous_run(launched
     assert "lack the gradient" not in out
 
 
+@pytest.mark.long
 def test_a_silent_worker_that_no_round_waits_for_is_put_aside_and_returns(launched: Launched) -> None:
     """Meanwhile checkpoints are made without the worker, in order; after its return it delays none."""
     rule = [
@@ -110,6 +112,7 @@ def test_a_silent_worker_that_no_round_waits_for_is_put_aside_and_returns(launch
     assert violations(job.train_dir) == []
 
 
+@pytest.mark.long
 def test_when_all_workers_stop_the_master_leaves_a_checkpoint_and_no_process(launched: Launched) -> None:
     job = launched(2, *FLAGS, "--max-steps", "100000", "--pause-deadline", "4", launch=["--kill-after", "3"])
     job.wait_for_step(5)

@@ -379,6 +379,7 @@ class Killer:
 """
 
 
+@pytest.mark.long
 @pytest.mark.serial
 def test_a_sweep_that_is_killed_goes_on_where_it_was_and_ends_as_a_training_without_a_kill(tmp_path: Path) -> None:
     """A logger of the first trial kills the command with SIGKILL; the job then stops by itself, with a checkpoint."""

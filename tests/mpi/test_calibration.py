@@ -47,6 +47,7 @@ def group_bytes(train_dir: Path) -> int:
     return int(json.loads((train_dir / "config.json").read_bytes())["config"]["group_bytes"])
 
 
+@pytest.mark.long
 def test_a_calibrated_run_is_the_run_with_what_was_chosen_and_resumes_with_it(mpirun: Any, tmp_path: Path) -> None:
     (tmp_path / "task.py").write_text(TASK)
     auto, fixed = tmp_path / "auto", tmp_path / "fixed"
@@ -104,6 +105,7 @@ class Mine(Classification):
 """
 
 
+@pytest.mark.long
 def test_a_model_whose_gradients_come_in_pieces_is_calibrated_too(mpirun: Any, tmp_path: Path) -> None:
     (tmp_path / "task.py").write_text(TWICE)
     folder = tmp_path / "run"
@@ -120,6 +122,7 @@ def test_a_model_whose_gradients_come_in_pieces_is_calibrated_too(mpirun: Any, t
     assert '"calibrated"' in (folder / "events.jsonl").read_text()
 
 
+@pytest.mark.long
 def test_a_scheme_chosen_by_trial_is_recorded_and_trains_as_if_it_had_been_named(mpirun: Any, tmp_path: Path) -> None:
     """No trial step leaves a trace in weights, statistics, memories or random numbers."""
     (tmp_path / "task.py").write_text(TASK)
@@ -147,6 +150,7 @@ def test_a_scheme_chosen_by_trial_is_recorded_and_trains_as_if_it_had_been_named
     assert json.loads((auto / "config.json").read_bytes())["links"] == record["links"]
 
 
+@pytest.mark.long
 def test_a_job_decides_on_its_topology_and_trains_as_if_it_had_been_named(mpirun: Any, tmp_path: Path) -> None:
     flags = ["--max-steps", 3, "--threads", 1, "--no-tensorboard", "--scheme", "qsgd", "--train-dir", tmp_path / "auto"]
     done = mpirun(4, ["-m", "psnode", "train", "--topology", "auto", *flags])

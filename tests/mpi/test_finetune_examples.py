@@ -132,6 +132,7 @@ def test_the_session_takes_the_steps_of_the_plain_script(
     assert all(torch.equal(best[name], value) for name, value in kept.items())  # dense: the worker's weights are the master's
 
 
+@pytest.mark.long
 def test_the_session_trains_on_two_workers(mpirun: Any, text: Path, tmp_path: Path) -> None:
     job = mpirun(3, [RUNNER, SESSION, text, tmp_path / "out"])
     assert job.code == 0, job
@@ -149,11 +150,13 @@ def torchrun(*words: Path | str) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_the_hook_trains_on_two_ranks(text: Path, tmp_path: Path) -> None:
     assert [line[0] for line in numbers(torchrun(HOOK, text, tmp_path / "out"))] == [1, 2, 3]  # epochs; 9 steps in all
     assert (tmp_path / "out" / "model.safetensors").is_file()
 
 
+@pytest.mark.long
 def test_the_recipe_for_trainer_codes_its_gradients(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(TRAINER)
     [recipe] = python_blocks(PAGE)

@@ -148,6 +148,7 @@ def test_an_error_of_the_program_ends_the_servers_too(mpirun: Any, tmp_path: Pat
     assert saved(tmp_path / "run")
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("topology", ["star", "mesh", "gather"])
 def test_the_best_evaluated_weights_keep_a_checkpoint_also_after_a_resume(mpirun: Any, tmp_path: Path, topology: str) -> None:
     """The runs that are not evaluated, whose weights are all on rank 0, have the same weights."""

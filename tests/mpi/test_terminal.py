@@ -113,6 +113,7 @@ def terminals() -> Iterator[list[Terminal]]:
         terminal.close()
 
 
+@pytest.mark.long
 def test_launch_draws_a_bar_as_wide_as_the_terminal(tmp_path: Path, terminals: list[Terminal]) -> None:
     command = [sys.executable, "-m", "psnode", "launch", "-n", "1", "--", "train", *ENDLESS, "--train-dir", tmp_path / "run"]
     terminals.append(Terminal(command, tmp_path))
@@ -142,6 +143,7 @@ def test_mpirun_of_a_session_prints_whole_lines(tmp_path: Path, terminals: list[
     assert terminals[0].stop(signal.SIGUSR1) == 75
 
 
+@pytest.mark.long
 def test_tune_shows_how_far_a_trial_is(tmp_path: Path, terminals: list[Terminal]) -> None:
     words = ["tune", "--vary", "lr=0.01,0.02", "--steps", "1000000", "--metric", "train_loss", "--output", tmp_path / "tune"]
     terminals.append(Terminal([sys.executable, "-m", "psnode", *words, "--", "--local", "1", *TRAIN], tmp_path))

@@ -7,6 +7,8 @@ import socket
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import psnode
 from psnode.config.source import source
 
@@ -27,6 +29,7 @@ sys.exit(main(words))
 FLAGS = ["--network", "FC", "--scheme", "dense", "--max-steps", "2", "--no-tensorboard", "--train-dir"]
 
 
+@pytest.mark.long
 def test_ranks_of_another_version_or_commit_are_refused_by_rank_and_host(mpirun: Any, tmp_path: Path) -> None:
     program = tmp_path / "other.py"
     program.write_text(PROGRAM)
@@ -45,6 +48,7 @@ def test_ranks_of_another_version_or_commit_are_refused_by_rank_and_host(mpirun:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.long
 def test_one_who_knows_better_trains_with_them_and_is_told(mpirun: Any, tmp_path: Path) -> None:
     program = tmp_path / "other.py"
     program.write_text(PROGRAM)

@@ -17,6 +17,7 @@ TRAIN = ["-m", "psnode", "train", "--threads", 1, "--eval-freq", 0, "--no-tensor
 
 
 # enough steps to make launching and greeting, which the records do not count, a small part of all bytes
+@pytest.mark.sweep
 @pytest.mark.parametrize(("scheme", "downlink", "steps"), [("dense", "dense", 10), ("atomo", "bf16", 30)])
 def test_the_books_agree_with_the_interfaces_and_the_weights_with_a_run_in_one_process(
     netlab: Any, tmp_path: Path, scheme: str, downlink: str, steps: int
@@ -46,6 +47,7 @@ def test_the_books_agree_with_the_interfaces_and_the_weights_with_a_run_in_one_p
     assert hashes[0] == hashes[1]
 
 
+@pytest.mark.long
 def test_ranks_that_are_far_apart_train_in_a_private_network_as_in_one_process(netlab: Any, tmp_path: Path) -> None:
     pytest.importorskip("mpi4py")
     private = ",wireguard" if shutil.which("wg") and shutil.which("wireguard-go") else ""
@@ -62,6 +64,7 @@ def test_ranks_that_are_far_apart_train_in_a_private_network_as_in_one_process(n
     assert far == near
 
 
+@pytest.mark.long
 def test_over_slow_links_the_job_decides_for_another_topology_than_the_star(netlab: Any, tmp_path: Path) -> None:
     """At 20 Mbit/s three dense gradients of 1.7 MB take 2 s through the link of rank 0, and two thirds of one .5 s."""
     pytest.importorskip("mpi4py")

@@ -81,6 +81,7 @@ def beside(size: int, period: int) -> np.ndarray:
     return drawn.astype(np.float32) * np.float32(2.0**-16) + place.astype(np.float32)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("make", MAKERS)
 @pytest.mark.parametrize(("most", "period"), [(7, 64), (11, 32), (16, 256), (8, 512)])
 def test_a_bucket_has_numbers_and_as_many_bits_as_its_largest_code(
@@ -212,6 +213,7 @@ def test_dithers_that_leave_a_coordinate_open_are_settled(
     assert make is not Interpreted or len(asked) > 3 * 0.95 * x.size  # a check encodes three times
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("make", MAKERS)
 def test_buckets_of_the_most_rows_with_codes_of_more_than_a_byte(make: Callable[[Program], Functions]) -> None:
     """Use buckets with one large value: 60000, less than 8192 steps, and 2000, 2262 steps. Codes up to twice as large follow.

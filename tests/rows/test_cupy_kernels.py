@@ -26,6 +26,7 @@ def cupy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeCupy:
     return install(monkeypatch, tmp_path)
 
 
+@pytest.mark.sweep
 @pytest.mark.usefixtures("cupy")
 @pytest.mark.parametrize("spec", FORMS)
 def test_all_contract_inputs_through_the_launcher(spec: str) -> None:

@@ -53,6 +53,7 @@ def test_the_page_shows_the_example() -> None:
     assert block.strip() == "@dataclass" + example.rstrip()
 
 
+@pytest.mark.long
 def test_it_keeps_the_promises_of_every_codec() -> None:
     check_promises(EXAMPLE, "contract", "hostile", "statistics")
 

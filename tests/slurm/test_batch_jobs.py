@@ -53,6 +53,7 @@ def exported(psnode: Callable[..., Finished], flags: list[str], *options: str) -
     return done.out
 
 
+@pytest.mark.long
 def test_a_job_that_is_warned_goes_back_to_the_queue_and_ends_with_the_weights_of_an_unbroken_one(
     slurm: Slurm, psnode: Callable[..., Finished], flags: list[str], tmp_path: Path
 ) -> None:
@@ -76,6 +77,7 @@ def test_a_job_that_is_warned_goes_back_to_the_queue_and_ends_with_the_weights_o
     assert weights(tmp_path / "runs/a run") == weights(tmp_path / "unbroken")
 
 
+@pytest.mark.long
 def test_a_job_that_somebody_cancels_leaves_a_checkpoint_and_does_not_come_back(
     slurm: Slurm, psnode: Callable[..., Finished], flags: list[str], tmp_path: Path
 ) -> None:

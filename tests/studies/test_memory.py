@@ -11,6 +11,7 @@ from studies.memory import STUDY, Options
 pytestmark = [pytest.mark.serial, pytest.mark.skipif(peak_memory() is None, reason="needs Linux's /proc")]
 
 
+@pytest.mark.long
 def test_four_workers_add_their_coded_gradients_and_no_copy_of_the_model(forks: None) -> None:
     """A worker's coded gradient (.16 of the model) is in flight at most twice: being received, and waiting to be added."""
     pytest.importorskip("mpi4py")

@@ -73,6 +73,7 @@ def test_books_that_were_not_read_in_time_are_no_result() -> None:
         watch.read()
 
 
+@pytest.mark.long
 @pytest.mark.serial
 def test_a_job_and_its_floor_are_measured_by_role(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("mpi4py")

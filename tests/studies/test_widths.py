@@ -36,6 +36,7 @@ def test_targets_are_those_that_the_processor_runs(processor: str, features: str
         assert found["256"]["NUMBA_CPU_FEATURES"] == features + ",+prefer-256-bit"
 
 
+@pytest.mark.long
 def test_every_codec_has_figures_for_every_target(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

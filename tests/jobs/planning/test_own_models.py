@@ -359,6 +359,7 @@ print(*found.profile.ddp, *found.notes, sep="|")
 """
 
 
+@pytest.mark.long
 def test_one_rank_of_a_group_plans_beside_the_hook_and_ddp_is_left_out_until_the_group_has_ended(tmp_path: Path) -> None:
     done = subprocess.run(
         [FORKING.python(), "-W", "ignore", "-c", BESIDE, str(tmp_path / "store")], capture_output=True, text=True, check=False

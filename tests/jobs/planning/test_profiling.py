@@ -175,6 +175,7 @@ def rows(result: dict[str, Any]) -> dict[str, float]:
     return {row["name"]: row["seconds"] for row in result["results"][0]["rows"]}
 
 
+@pytest.mark.long
 def test_the_command_measures_and_a_saved_profile_answers_what_if(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "profile.json"
     asked = ["plan", "-n", "2", "--rate", "1mbit", "--scheme", "topk", "--save-profile", str(file)]

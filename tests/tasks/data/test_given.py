@@ -198,6 +198,7 @@ def test_an_exception_of_the_data_is_one_line_with_its_place(given: Any, text: s
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.long
 @pytest.mark.serial
 def test_a_process_that_dies_and_data_that_cannot_travel_are_told_in_one_line() -> None:
     with pytest.raises(ConfigurationError, match=r"a process that loads batches died .* --data-workers 0") as caught:
