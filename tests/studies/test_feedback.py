@@ -31,7 +31,8 @@ def test_a_step_adds_the_gradient_and_leaves_the_residual() -> None:
 
 
 def test_all_codecs_are_used_in_their_contractive_forms() -> None:
-    """Each form leaves less than there was; the residual of qsgd with one level would otherwise grow without bound."""
+    """In this form a codec leaves a residual that is smaller than its input. That of qsgd with one level would otherwise grow
+    without bound."""
     gradient = gaussian(SIZE).flat
     for spec in (*CODECS, "qsgd:levels=1"):
         steps = _Steps(spec, Rotation(gradient, 0), SIZE)

@@ -54,7 +54,8 @@ def run(
     Round r trains with seed + r. For the rows of the result see `row` in psnode.bench.contest.standings.
 
     Args:
-        schemes: each a scheme, followed by flags of train. ddp: kinds of `ddp_process`. rates: of the links; none: unshaped.
+        schemes: each is a scheme, followed by flags of train. ddp: kinds of `ddp_process`. rates: rates of the links, which are
+            not shaped without them.
         warmup: untimed steps before the timed ones; the last step is not timed either.
         target: test accuracy to reach, a fraction. alone: also measure each scheme's exchange without training.
         keep: directory in which the files of the runs are kept. tell: called with a line for each trial.

@@ -105,7 +105,7 @@ def draw_coins(key: Words, stream: int, row: int, words: Words32, coins: Bytes) 
 
 @inlined
 def settled(fixed: np.uint32, exact: float, key: Words, stream: int, index: int) -> np.uint32:
-    """Return floor(fixed / 2^16), plus 1 if 16 random bits leave a tie and further random bits round up."""
+    """Return floor(fixed / 2^16). If the 16 random bits in `fixed` leave a tie, further random bits decide whether 1 is added."""
     up = is_tie(fixed) and goes_up(exact, key, stream, index)
     return np.uint32(np.uint32(fixed >> np.uint32(16)) + np.uint32(up))
 

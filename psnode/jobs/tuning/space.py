@@ -137,7 +137,8 @@ def _with(parameters: Mapping[str, str], spec: str) -> str:
 
 
 def parameters_of(scheme: str, codec: str | None = None) -> set[str]:
-    """Return the parameters of `codec` (a value of --codec, whose file is executed), or else of the codec of `scheme`.
+    """Return the parameters of `codec`, or of the codec of `scheme` if `codec` is not given. `codec` is a value of --codec; a
+    file that it names is executed.
 
     Raises ConfigurationError for an invalid value.
     """

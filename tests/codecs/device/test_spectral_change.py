@@ -28,7 +28,8 @@ def gaussian(*shape: int, seed: int = 0) -> Floats:
 
 
 def both(codec: Codec, payload: Payload) -> tuple[bytes, bytes]:
-    """Add `payload` on the host, and on the device between other weights that must not change; return both results."""
+    """Add `payload` to weights on the host, and to the same weights on the device, which lie between others that must not
+    change. Return both results."""
     size = int(np.prod(payload.shape))
     weights = gaussian(size + 20, seed=5)
     there = torch.from_numpy(weights.copy())

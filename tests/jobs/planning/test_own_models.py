@@ -135,7 +135,7 @@ def fails_at(count: int) -> Callable[[nn.Module, Any], torch.Tensor]:
 @pytest.mark.parametrize("case", ["ends well", "fails at once", "fails in the middle", "wrong setting", "not its model"])
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
 def test_everything_of_the_program_is_as_before(case: str, mode: Any) -> None:
-    """Also a graph of the model's is still good: no weight was written, not even with the same value."""
+    """A graph that the model has built earlier also stays valid: no weight was written, not even with the same value."""
     model, (x, y) = small(), batch()
     loss(model, (x, y)).backward()
     kept = loss(model, (x, y))
