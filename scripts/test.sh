@@ -22,10 +22,14 @@ failed=0
 "$bin/ruff" format --check . || failed=1
 "$bin/mypy" &
 types=$!
+# writes pytest's own form of the tests, which each of its processes would make otherwise
+env -u PYTHONDONTWRITEBYTECODE "$bin/python" -m pytest --collect-only -q -n 0 >/dev/null &
+collection=$!
 "$bin/shellcheck" -x scripts/*.sh psnode/bench/contest/*.sh tools/ec2/*.sh .ci/run || failed=1
 "$bin/python" -m compileall -q psnode studies tools/ec2 # otherwise every process compiles, if it may not write bytecode
 "$bin/python" scripts/compile_kernels.py || failed=1
 wait "$types" || failed=1
+wait "$collection" || failed=1
 # a worker of pytest-xdist that ends early is not replaced: with --dist loadgroup the run would never end
 # three processes keep two cores busy, since tests that start jobs wait for most of their time
 # which long tests run depends on the files' content, so that another change has another sample, and the same files have the same

@@ -35,7 +35,7 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup ignores SIGHUP
 ROOT = Path(__file__).resolve().parents[1]
 T = TypeVar("T")
 SERIAL, JOBS = "serial", "jobs"
-SAMPLED, SWEEP = 3, 30
+SAMPLED, SWEEP = 5, 30
 GROUPS = {
     "net": SERIAL,
     "mpi": JOBS,

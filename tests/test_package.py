@@ -76,6 +76,7 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return executable
 
 
+@pytest.mark.long
 def test_every_module_of_the_wheel_can_be_imported(python: Path, source: Path, tmp_path: Path) -> None:
     program = """
 import importlib, pkgutil, psnode, sys, psnode_ec2

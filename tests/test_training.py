@@ -300,6 +300,7 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
     assert {**after, **apart} == {**before, **apart}
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ["model.safetensors", "worker-002.safetensors", "state/optimizer.safetensors", "manifest.json"])
 @pytest.mark.parametrize("damage", ["truncate", "alter", "remove"])
 def test_a_damaged_checkpoint_is_refused_and_left_as_it_is(tmp_path: Path, name: str, damage: str) -> None:

@@ -35,6 +35,7 @@ def test_a_row_is_what_the_run_left_behind(tmp_path: Path) -> None:
     assert "| qsgd --lr 0.05 | 0.05 |" in markdown(result)
 
 
+@pytest.mark.long
 @pytest.mark.serial
 @pytest.mark.usefixtures("forks")
 def test_runs_of_a_task_are_evaluated(tmp_path: Path) -> None:

@@ -336,6 +336,7 @@ def test_every_command_explains_itself() -> None:
         assert command.short_help, name
 
 
+@pytest.mark.long
 def test_doctor_finds_what_is_here_and_misses_what_is_not(psnode: Run, tmp_path: Path) -> None:
     pytest.importorskip("mpi4py")
     done = psnode("doctor", "--json", "--data-dir", tmp_path / "none")
@@ -349,6 +350,7 @@ def test_doctor_finds_what_is_here_and_misses_what_is_not(psnode: Run, tmp_path:
     assert all(entry["remedy"] for entry in found.values() if entry["state"] != "ok")
 
 
+@pytest.mark.long
 def test_doctor_survives_a_broken_mpi_and_a_broken_codec(psnode: Run, tmp_path: Path) -> None:
     broken = tmp_path / "broken" / "mpi4py"
     broken.mkdir(parents=True)

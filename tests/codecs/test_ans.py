@@ -25,6 +25,7 @@ coded, expand = Guarded(Ans()).coded, Guarded(Ans()).expand
 # every histogram
 
 
+@pytest.mark.long
 @settings(max_examples=250, deadline=None)
 @given(histograms())
 def test_every_histogram_comes_back(case: tuple[np.ndarray, int]) -> None:
@@ -194,6 +195,7 @@ def test_a_state_that_was_altered_is_noticed() -> None:
             expand(changed, codes.size, alphabet)
 
 
+@pytest.mark.long
 def test_the_chain_decodes_what_the_quantiser_alone_decodes() -> None:
     x = gaussian(50_001)
     for spec in ("qsgd", "qsgd:levels=300", "nuqsgd", "natural", "dithered", "dithered:step=0.04,bucket=512", "terngrad"):

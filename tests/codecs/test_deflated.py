@@ -139,6 +139,7 @@ def test_the_variance_is_within_a_twentieth_of_the_least_possible(name, rank):
     assert optimum(x, rank) * (1 - 1e-6) <= found <= 1.05 * optimum(x, rank)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ["wide", "tokens", "all values equal", "two clusters", "1e-30", "ten decades"])
 def test_the_mean_of_decodes_is_the_matrix_and_their_variance_omega(name):
     """Compare along forty random directions, the matrix, its signs, a row, a column and three singular pairs.

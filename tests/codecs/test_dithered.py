@@ -265,6 +265,7 @@ def test_zero_buckets_cost_their_scale_and_decode_to_zeros() -> None:
 # escapes
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("spec", ["dithered:step=0.03125", "dithered:step=0.03125+ans", "dithered:step=0.25+ans"])
 def test_no_value_is_clipped_however_far_out(spec: str) -> None:
     x = gaussian(20_000) * np.float32(0.01)

@@ -235,6 +235,7 @@ def test_a_budget_of_all_entries_sends_them_as_they_are():
     assert codec.omega(x) == 0
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("budget", [1, 3, 20.5, 0.2])
 def test_the_mean_of_decodes_is_x_and_omega_is_the_least_there_is(budget):
     """Compare the mean squared error with theory, and the mean error with 0.

@@ -33,6 +33,7 @@ def norms(x: Floats, kind: str, bucket: int = 512) -> np.ndarray:
     return np.repeat(np.sqrt((parts**2).sum(1)) if kind == "l2" else np.abs(parts).max(1), bucket)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", INPUTS)
 def test_every_value_becomes_one_of_its_two_neighbours(name: str, sampled: Callable[..., list[tuple[int, str]]]) -> None:
     x = INPUTS[name]
@@ -46,6 +47,7 @@ def test_every_value_becomes_one_of_its_two_neighbours(name: str, sampled: Calla
             assert np.all(decoded * x >= 0), (levels, kind)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", INPUTS)
 def test_mean_and_variance_are_those_of_an_unbiased_choice(name: str, sampled: Callable[..., list[tuple[int, str]]]) -> None:
     """Check 1500 keys: squared error within 5 % of theory; the means of 8 classes by magnitude within 4 standard errors.

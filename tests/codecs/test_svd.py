@@ -287,6 +287,7 @@ def test_a_value_that_is_not_finite_is_named(shape, index, value):
 # the distribution of decoded arrays
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("rank", "x"), [(1, decays()), (2.5, decays()), (3, decays(40, 24)), (3, gaussian(12, 4, 3, 3))])
 def test_the_mean_of_decodes_is_x(rank, x):
     """Compare classes of coordinates (largest, middle, smallest, a row, a column, all), and directions of singular pairs."""
@@ -307,6 +308,7 @@ def test_the_mean_of_decodes_is_x(rank, x):
     assert np.all(np.abs(samples.mean(axis=0)) <= 4 * deviation + 1e-6 * np.abs(x).max())
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("rank", "x"), [(1, decays()), (2, decays()), (2.5, decays()), (3, gaussian(40, 60)), (4, gaussian(60, 40))]
 )

@@ -222,6 +222,7 @@ def failing(module: Any, chance: random.Random, rate: float) -> Any:
 STAY = (ec2_errors.NodeLostError, ec2_errors.DeadlineError, ec2_errors.OthersError)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("first", range(0, 200, 25))
 def test_two_launches_at_once_settle_or_refuse(world_module: Any, keys: list[Path], first: int) -> None:
     """Run 200 schedules in all, with a different seed each."""

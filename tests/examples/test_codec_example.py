@@ -37,6 +37,7 @@ def test_it_keeps_the_promises_of_every_codec() -> None:
     check_promises(EXAMPLE, "contract", "measure", "statistics")
 
 
+@pytest.mark.long
 def test_a_job_trains_with_it_and_the_bench_measures_it(psnode: Callable[..., Any], tmp_path: Path) -> None:
     flags = ["--local", "2", "--network", "FC", "--threads", "1", "--no-tensorboard", "--max-steps", "60", "--lr", "0.05"]
     done = psnode("train", *flags, "--codec", EXAMPLE, "--feedback", "ef", "--train-dir", tmp_path / "run")

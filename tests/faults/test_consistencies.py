@@ -65,6 +65,7 @@ def test_k_of_n_takes_k_gradients_of_the_newest_version(tmp_path: Path) -> None:
     assert [checkpoint.step_of(path) for path in checkpoint.complete(tmp_path)] == [5, 10, 15, 20]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("rule", "staleness"),
     [({"consistency": "ssp", "staleness": 1}, 1), ({"consistency": "ssp", "staleness": 3, "num_aggregate": 2}, 3),

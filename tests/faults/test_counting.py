@@ -63,6 +63,7 @@ def check_counted(train_dir: Path) -> None:
         assert record["lr"] == pytest.approx(0.02 * 0.5 ** (counts[step - 1] // AN_EPOCH)), step
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("rule", RULES, ids=str)
 def test_an_epoch_is_over_when_its_examples_are_applied(tmp_path: Path, rule: dict[str, Any]) -> None:
     settings: dict[str, Any] = {**rule, "lr_schedule": "shrink", "lr_shrinkage": 0.5}
@@ -72,6 +73,7 @@ def test_an_epoch_is_over_when_its_examples_are_applied(tmp_path: Path, rule: di
     check_counted(tmp_path)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("rule", RULES, ids=str)
 def test_a_run_ends_after_the_epochs_that_it_was_asked_for(tmp_path: Path, rule: dict[str, Any]) -> None:
     assert run(config(tmp_path, **rule, max_steps=None, epochs=1)) == 0
@@ -152,6 +154,7 @@ def steps_of(batches: list[tuple[int, ...]]) -> tuple[int, list[int]]:
     return worker, [step for i, step in enumerate(steps) if not i or step != steps[i - 1]]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("rule", [*RULES, KOFN], ids=str)
 def test_no_example_and_no_gradient_is_lost_where_a_run_is_stopped(tmp_path: Path, rule: dict[str, Any]) -> None:
     taken: dict[int, list[int]] = {worker: [] for worker in range(WORKERS)}

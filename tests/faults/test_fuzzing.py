@@ -25,6 +25,7 @@ def reader() -> Iterator[ModuleType]:
         yield importlib.import_module("fuzz_reader")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)  # takes 10 s once the kernels are compiled
 def test_frames_and_payloads_of_noise_end_in_typed_errors_or_arrays(tmp_path: Path, pytestconfig: pytest.Config) -> None:
     runs = 100_000 if pytestconfig.getoption("--long") else 20_000

@@ -180,6 +180,7 @@ OLD: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", OLD)
 def test_a_checkpoint_of_layout_1_goes_on_bit_for_bit(tmp_path: Path, name: str) -> None:
     """Use groups that cut tensors."""

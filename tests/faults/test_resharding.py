@@ -43,6 +43,7 @@ class Digits(Classification):
 """
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("rule", [(), ("--consistency", "kofn", "--num-aggregate", "3")], ids=["bsp", "kofn"])
 def test_the_others_take_a_killed_workers_examples_in_the_next_epoch(
     launched: Callable[..., Any], tmp_path: Path, rule: tuple[str, ...]

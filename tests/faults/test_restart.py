@@ -28,6 +28,7 @@ def unbroken(train_dir: Path, **task: Any) -> str:
     return str(json.loads((train_dir / "summary.json").read_bytes())["model_hash"])
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("killed", [[0], [0, 1, 2]], ids=["the master", "all"])
 def test_a_killed_job_goes_on_from_its_checkpoint_and_ends_as_an_unbroken_one(
     launched: Launched, tmp_path: Path, killed: Sequence[int]

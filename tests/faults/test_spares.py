@@ -29,6 +29,7 @@ def told(job: Any) -> list[tuple[str, int | None]]:
     return [(event["event"], event["rank"]) for event in job.events() if event["event"] != "resharded"]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("downlink", ["dense", "bf16"])
 def test_a_spare_takes_the_place_of_a_killed_worker(launched: Launched, downlink: str) -> None:
     """The spare has followed every version, and its weights are compared like all others. A second death is one too many."""

@@ -34,6 +34,7 @@ def wait_for(job: Any, event: str) -> int:
     pytest.fail(f"no worker was {event}: {job.events()}")
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("downlink", ["dense", "bf16"])
 def test_a_stopped_worker_is_put_aside_and_let_in_again(launched: Launched, downlink: str) -> None:
     """Whole weights replace the changes that the worker missed: hashes of all replicas are compared every ten steps."""

@@ -137,6 +137,7 @@ LOSSES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("settings", LOSSES.values(), ids=LOSSES)
 def test_a_worker_that_fails_is_missed_by_all_others_alike(tmp_path: Path, settings: dict[str, Any]) -> None:
     """It fails before its gradient of a step, which thus lacks this worker from its first group on, as in a star."""

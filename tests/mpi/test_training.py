@@ -87,6 +87,7 @@ def test_a_killed_job_resumes_to_the_same_weights(
     assert steps == list(range(1, 21))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("number", "code", "reason"),
     [(signal.SIGTERM, 75, "signal"), (signal.SIGUSR1, 75, "signal"), (signal.SIGINT, 130, "interrupted")],
@@ -230,6 +231,7 @@ def test_a_task_of_ones_own_runs_from_python(mpirun: Any, tmp_path: Path) -> Non
     assert summary(tmp_path / "run")["steps"] == 5
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="hiding a directory from a rank needs root")
 def test_workers_that_do_not_see_the_directory_send_their_state(mpirun: Any, tmp_path: Path) -> None:
     """Run worker 2 in its own mount namespace, in which the run's parent directory is empty."""
@@ -258,6 +260,7 @@ def test_workers_that_do_not_see_the_directory_send_their_state(mpirun: Any, tmp
     assert summary(train_dir)["model_hash"] == summary(tmp_path / "whole")["model_hash"]
 
 
+@pytest.mark.long
 def test_launch_runs_a_job_and_returns_its_exit_code(tmp_path: Path) -> None:
     flags = ["--max-steps", "3", "--batch-size", "8", "--threads", "1", "--no-tensorboard", "--train-dir", str(tmp_path / "run")]
     python, ranks = FORKING.launching()

@@ -17,6 +17,7 @@ NAMES = [check.__name__ for check in CHECKS] + ["check_closing"]
 WHOLE = 1 << 30
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("ranks", "piece_bytes", "big", "links"),
     [

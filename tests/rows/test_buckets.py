@@ -120,6 +120,7 @@ def test_a_bucket_has_numbers_and_as_many_bits_as_its_largest_code(
         np.testing.assert_array_equal(sums, decoded)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("make", MAKERS)
 def test_a_bucket_that_is_not_finite_ends_the_sweep_and_those_before_it_are_coded(make: Callable[[Program], Functions]) -> None:
     made = program_of(Whole(9))

@@ -194,6 +194,7 @@ def mixed(v: Value) -> Value:
     return found
 
 
+@pytest.mark.long
 def test_kernels_compute_what_the_interpreter_does() -> None:
     expected = shown(mixed, Interpreted)
     np.testing.assert_array_equal(shown(mixed, lambda program: compiled(text_of(program))), expected)

@@ -123,6 +123,7 @@ def inputs(size: int) -> dict[str, np.ndarray]:
     }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("coder_of", CODERS)
 def test_sums_have_one_order_and_counts_are_exact(coder_of: Callable[[Program], Coder]) -> None:
     program = program_of(Summed())
@@ -217,6 +218,7 @@ class Halved:
         return from_bits(codes << 16)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("coder_of", CODERS)
 @pytest.mark.parametrize("size", [1, 512, 1300])
 def test_halves_are_summed_beside(coder_of: Callable[[Program], Coder], size: int) -> None:

@@ -39,6 +39,7 @@ class Whole:
         return where(end == 0, 0.0, f32(i32(codes))) + tops * 0
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("make", MAKERS)
 @pytest.mark.parametrize("most", [7, 11])
 def test_a_body_is_as_long_as_the_widest_code_asks_for(make: Callable[[Program], Functions], most: int) -> None:

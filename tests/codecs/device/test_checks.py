@@ -105,6 +105,7 @@ def test_the_inputs_have_what_goes_wrong() -> None:
     assert all(x.size % 512 for x in found.values())
 
 
+@pytest.mark.sweep
 @pytest.mark.usefixtures("cupy")
 @pytest.mark.parametrize("size", [1, 511, 512, 3 * 512 + 5, 2560, 3000])
 @pytest.mark.parametrize("spec", ["qsgd", "minmax", "natural", "onebit", "scaledsign", "sign", "terngrad"])

@@ -59,6 +59,7 @@ def compare(codec: Codec, encoder: DeviceEncoder, x: np.ndarray, name: str, *, a
         assert there[: x.size].numpy().tobytes() == x.tobytes(), name
 
 
+@pytest.mark.sweep
 @pytest.mark.usefixtures("cupy")
 @pytest.mark.parametrize("spec", ROWS + SELECTIONS)
 def test_bodies_and_errors_are_the_hosts(spec: str) -> None:

@@ -204,6 +204,7 @@ def test_factors_and_singular_values_alone_come_to_the_host(
 # the distribution of decoded arrays
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("spec", "x"),
     [

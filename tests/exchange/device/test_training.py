@@ -48,6 +48,7 @@ def assert_same(first: Path, second: Path, step: int) -> None:
         np.testing.assert_array_equal(values, other[name], err_msg=name)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "settings",
     [

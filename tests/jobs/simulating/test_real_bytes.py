@@ -57,6 +57,7 @@ def test_links_carry_the_bytes_of_a_real_job(profile: Profile, scheme: str, work
     assert job.sent[1:] == [up / workers] * workers and job.received[1:] == [down / workers] * workers
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("workers", [2, 3, 4])
 @pytest.mark.parametrize("topology", ["mesh", "mesh:master=auto", "sharded:servers=2", "gather", "star:down=tree"])
 def test_links_carry_the_bytes_of_a_real_job_under_a_topology(

@@ -89,6 +89,7 @@ def test_the_step_of_a_topology_is_drawn_and_saved(topology: str, tmp_path: Path
     assert ("weights" in lanes) == (topology != "gather")
 
 
+@pytest.mark.long
 def test_the_saved_plan_of_a_topology_is_trained_under_it(tmp_path: Path) -> None:
     """At 1 Mbit/s the master's link holds up the others in a star, so that another topology is the fastest."""
     file, measured, directory = tmp_path / "plan.json", tmp_path / "profile.json", tmp_path / "run"
