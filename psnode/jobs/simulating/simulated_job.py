@@ -49,9 +49,9 @@ class Disturbances:
                 raise ConfigurationError(f"--stop and --kill name workers, which are 1 to {workers}, and not rank {rank}")
 
     def check_routes(self, routes: Sequence[Route], topology: str) -> None:
-        """Raise ConfigurationError if a job with these `routes` handles the loss of workers in a way that is not simulated."""
-        if (self.standstills or self.deaths) and (have_copies(routes) or passed_on(routes)):
-            raise ConfigurationError(f"--stop and --kill are not simulated under --topology {topology}: leave them out")
+        """Raise ConfigurationError if a job with these `routes` handles the death of workers in a way that is not simulated."""
+        if self.deaths and (have_copies(routes) or passed_on(routes)):
+            raise ConfigurationError(f"--kill is not simulated under --topology {topology}: leave it out")
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,8 @@ def simulate_job(
     crossing = any(MASTER not in pair and pair[0] != pair[1] for pair in pairs)
     paths = MessagePaths(loop, scenario, profile.host, ranks=layout.others.stop, crossing=crossing, cores=cores)
     master = SimulatedMaster(
-        loop, paths, costs, scenario, config, steps, routes=routes, cores=cores, whole=profile.nbytes, sizes=sizes, spans=spans
+        loop, paths, costs, scenario, config, steps, routes=routes, cores=cores, whole=profile.nbytes, sizes=sizes, spans=spans,
+        standstills=disturbances.standstills,
     )  # fmt: skip
     order = StepOrder.of(profile, costs)
     for rank in layout.computing:

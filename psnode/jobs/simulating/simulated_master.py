@@ -12,6 +12,7 @@ from psnode.exchange.shard.consistency import rule_of
 from psnode.exchange.shard.rounds import Origin
 from psnode.jobs.planning.profile import SchemeCosts
 from psnode.jobs.planning.scenario import Scenario
+from psnode.jobs.simulating.disturbances import Standstill
 from psnode.jobs.simulating.event_loop import EventLoop
 from psnode.jobs.simulating.host_cores import Cores
 from psnode.jobs.simulating.message_paths import MessagePaths
@@ -55,12 +56,14 @@ class SimulatedMaster:
 
     Rounds, the consistency rule, the members, deadlines and flow control are those of a real job, with a clock of virtual time.
     There are no spares and no checkpoints. `routes`: by group. `cores`: by rank, the cores that a shard shares with the worker on
-    its rank. `whole`: bytes of the whole weights. `sizes`: by group, the coordinates, unless the master has all groups.
+    its rank. `whole`: bytes of the whole weights. `standstills`: of all workers. `sizes`: by group, the coordinates, unless the
+    master has all groups.
     """
 
     def __init__(
         self, loop: EventLoop, paths: MessagePaths, costs: SchemeCosts, scenario: Scenario, config: Config, steps: int, *,
         routes: Sequence[Route], cores: Mapping[int, Cores], whole: int, sizes: Sequence[int], spans: SimulatedSpans,
+        standstills: Sequence[Standstill] = (),
     ) -> None:  # fmt: skip
         self._loop, self._paths, self._routes, self._steps, self._whole = loop, paths, routes, steps, whole
         self.workers: dict[int, SimulatedWorker] = {}
@@ -71,7 +74,7 @@ class SimulatedMaster:
             root: SimulatedShard(
                 root, [group for group, route in enumerate(routes) if root in route.roots], routes, costs, loop, paths,
                 rule=rule, by_rank=config.aggregate_order == "rank", lanes_of_cores=scenario.cores, cores=cores.get(root),
-                workers=self.workers, listener=self, spans=spans,
+                workers=self.workers, listener=self, spans=spans, standstills=standstills,
             )
             for root in roots
         }  # fmt: skip

@@ -10,6 +10,7 @@ from psnode.exchange.shard.consistency import Rule
 from psnode.exchange.shard.executor import most_lanes
 from psnode.exchange.shard.rounds import Origin, Rounds, Slot
 from psnode.jobs.planning.profile import SchemeCosts
+from psnode.jobs.simulating.disturbances import Standstill, of_rank, through
 from psnode.jobs.simulating.event_loop import EventLoop
 from psnode.jobs.simulating.host_cores import Cores, FreeThread, SharingThread, WorkThread
 from psnode.jobs.simulating.message_paths import MessagePaths
@@ -47,7 +48,8 @@ class SimulatedShard:
     """The shard of `rank`, which is a root of `groups`.
 
     `cores`: the cores that its threads share with the worker on this rank; None if its threads never wait for a core. `workers`:
-    by rank; it is filled before the first round opens. `decode`, `update`: seconds of the lanes in the open round.
+    by rank; it is filled before the first round opens. `standstills`: of the workers, which pass nothing on meanwhile. `decode`,
+    `update`: seconds of the lanes in the open round.
     """
 
     def __init__(
@@ -66,10 +68,11 @@ class SimulatedShard:
         workers: Mapping[int, SimulatedWorker],
         listener: ShardListener,
         spans: SimulatedSpans,
+        standstills: Sequence[Standstill] = (),
     ) -> None:
         self.rank, self.groups = rank, tuple(groups)
         self._routes, self._costs, self._loop, self._paths = routes, costs, loop, paths
-        self._workers, self._listener, self._spans = workers, listener, spans
+        self._workers, self._listener, self._spans, self._standstills = workers, listener, spans, standstills
         self._thread: WorkThread = FreeThread(loop) if cores is None else SharingThread(cores)
         self._lanes = WorkLanes(loop, most_lanes(lanes_of_cores, len(groups)), groups=groups, cores=cores)
         self.rounds = Rounds[Origin](map(Slot, groups), rule, by_rank=by_rank, add=self._add, close=self._close)
@@ -150,7 +153,11 @@ class SimulatedShard:
         self._listener.count_weights(made, self._paths.down(rank, nbytes, hear, *way, source=source))
 
     def _pass_on(self, rank: int, made: int, group: int) -> None:
-        """Send the weights that have come to `rank` on to its heirs."""
+        """Send the weights that have come to `rank` on to its heirs, as soon as `rank` does not stand still."""
+        awake = through(of_rank(self._standstills, rank), self._loop.now, 0.0)
+        if awake > self._loop.now:
+            self._loop.at(awake, self._pass_on, rank, made, group)
+            return
         self._passing.discard((rank, made, group))
         for heir in self._routes[group].heirs(rank):
             self._send(rank, heir, group, made, is_passed_on=True)

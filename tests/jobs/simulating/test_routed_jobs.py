@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from psnode.config.load import load
-from psnode.errors import ConfigurationError, TransportError
+from psnode.errors import ConfigurationError, PsnodeError, TransportError
 from psnode.exchange.routes.topologies import routes_of
 from psnode.jobs.planning import job_step
 from psnode.jobs.planning.profile import GroupCosts, HostCosts, Profile, SchemeCosts, TensorTimes
@@ -212,11 +212,31 @@ def test_a_worker_that_stands_still_holds_up_its_part_of_a_mesh() -> None:
     assert found.step_times == pytest.approx([1.5, 0.5])
 
 
+def test_a_worker_that_stands_still_holds_up_a_gather() -> None:
+    """Both workers decode two gradients of .1 s each. Rank 2 computes and decodes nothing from .35 to 1.35 s. Rank 1 has the
+    first version at .5 s, so that rank 2 decodes rank 1's next gradient during its own passes.
+    """
+    among = Disturbances(standstills=[Standstill(2, 0.35, 1.35)])
+    found = job(costs({"decode": 0.1}), "gather", Scenario(2, None, 0.0, 8), 3, among)
+    assert found.step_times == pytest.approx([1.5, 0.4, 0.5])
+
+
+@pytest.mark.parametrize(("begin", "end", "seconds"), [(0.35, 0.36, 0.45), (0.37, 1.37, 1.42), (0.42, 1.42, 1.4)])
+def test_a_worker_that_stands_still_passes_no_weights_on(begin: float, end: float, seconds: float) -> None:
+    """Ranks 1 and 2 get the weights of the first version at .4 s, over the master's link together. Rank 1 passes them on to rank
+    3, which takes .05 s. If it does so before it stands still, its own passes are the last to end.
+    """
+    among = Disturbances(standstills=[Standstill(1, begin, end)])
+    found = job(costs({"down": 50_000}), "star:down=tree", Scenario(3, RATE, 0.0, 8, uneven=0.0), 2, among)
+    assert found.step_times == pytest.approx([0.3, seconds])
+
+
 @pytest.mark.parametrize("topology", ["gather", "star:down=tree"])
-@pytest.mark.parametrize("among", [Disturbances(deaths=[Death(1, 1.0)]), Disturbances(standstills=[Standstill(1, 1.0, 2.0)])])
-def test_losses_that_are_not_simulated_are_refused(topology: str, among: Disturbances) -> None:
-    with pytest.raises(ConfigurationError, match=f"--stop and --kill are not simulated under --topology {topology}"):
-        job(costs({}), topology, Scenario(2, None, 0.0, 8), 1, among)
+def test_losses_that_are_not_simulated_are_refused(topology: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"--kill is not simulated under --topology {topology}"):
+        job(costs({}), topology, Scenario(2, None, 0.0, 8), 1, Disturbances(deaths=[Death(1, 1.0)]))
+    with pytest.raises(PsnodeError, match="which is not simulated: set a longer --pause-deadline"):
+        job(costs({}), topology, Scenario(3, None, 0.0, 8), 9, Disturbances(standstills=[Standstill(1, 1.0, 500.0)]))
 
 
 @pytest.mark.parametrize(

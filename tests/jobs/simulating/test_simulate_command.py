@@ -58,6 +58,16 @@ def test_a_simulated_job_is_told_in_lines_of_80_columns(file: Path, capsys: pyte
     assert max(map(len, lines)) <= 80
 
 
+def test_a_job_that_would_go_on_without_a_worker_is_simulated_in_a_star_alone(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words(file, "--stop", "1@3:500")) == 0
+    capsys.readouterr()
+    assert main(words(file, "--stop", "1@3:500", "--topology", "gather")) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert "would go on without rank 1, which is not simulated: set a longer --pause-deadline" in line
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_the_records_are_those_of_a_run_without_violations(rule: str, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The checker of real histories finds nothing twice, nothing too old and no gap, whatever happens to workers."""
@@ -175,7 +185,7 @@ def test_a_mesh_that_loses_a_worker_ends_with_its_records_and_the_code_of_a_run(
         (["--topology", "mesh", "--consistency", "asp"], "--consistency would close the parts of a version"),
         (["--topology", "mesh", "--scheme", "dense"], "this profile holds no plans"),
         (["--topology", "gather", "-n", "150"], "takes too long to simulate under --topology gather: ask for fewer workers"),
-        (["--topology", "gather", "--kill", "1@1"], "--stop and --kill are not simulated under --topology gather"),
+        (["--topology", "gather", "--kill", "1@1"], "--kill is not simulated under --topology gather"),
     ],
 )
 def test_mistakes_are_told_in_one_line(more: list[str], said: str, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
