@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator, Sequence
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from psnode.jobs.planning.ddp_hooks import Communication, wrap
-from psnode.jobs.planning.host_prices.host_costs import median_seconds
 
 if TYPE_CHECKING:
     from psnode.jobs.planning.step_rigs import TimedModel
@@ -17,14 +18,16 @@ if TYPE_CHECKING:
 # released. If that thread dropped the last reference, the thread would wait for its own end, and the process would abort
 # ("Resource deadlock avoided").
 _kept: list[object] = []
+_PAIRS = 5  # minimum number of pairs of steps
 _WARMUP = 4  # DDP orders its buckets anew after the first step, and PowerSGD begins in the third
 
 
-def overheads(ground: TimedModel, hooks: Sequence[str], alone: float, seconds: float) -> dict[str, float]:
-    """Return the seconds by hook. `alone`: the seconds of the passes without DDP. Each hook is measured for at least `seconds`.
+def overheads(ground: TimedModel, hooks: Sequence[str], alone: Callable[[], float], seconds: float) -> dict[str, float]:
+    """Return the seconds by hook. `alone` runs the passes without DDP and returns their seconds.
 
-    The result is empty if this process already has a process group, or if torch was built without process groups. Hooks under
-    which DDP does not train the model are left out.
+    Each step under a hook follows one without DDP, so that a change of the machine's speed affects both. Each hook is measured
+    for at least `seconds`. The result is empty if this process already has a process group, or if torch was built without process
+    groups. Hooks under which DDP does not train the model are left out.
     """
     from torch import distributed
 
@@ -35,7 +38,7 @@ def overheads(ground: TimedModel, hooks: Sequence[str], alone: float, seconds: f
         for hook in hooks:
             # DDP refuses some models and losses that psnode trains: parameters without gradients, methods of the model, scalars
             with contextlib.suppress(Exception):
-                found[hook] = max(0.0, _step(ground, hook, seconds) - alone)
+                found[hook] = max(0.0, _added(ground, hook, alone, seconds))
     return found
 
 
@@ -52,13 +55,21 @@ def lone_group() -> Iterator[None]:
         distributed.destroy_process_group()
 
 
-def _step(ground: TimedModel, hook: str, seconds: float) -> float:
+def _added(ground: TimedModel, hook: str, alone: Callable[[], float], seconds: float) -> float:
     model = wrap(ground.model().to(ground.device), Communication.parse(hook))
     computation, steps = ground.computation(model), itertools.count(1)
 
-    def step() -> None:
+    def step() -> float:
+        begin = time.perf_counter()
         computation.run(next(steps), [ground.batch], None)
         ground.settle()
         model.zero_grad()
+        return time.perf_counter() - begin
 
-    return median_seconds(step, seconds, _WARMUP)
+    for _ in range(_WARMUP):
+        step()
+    added, end = list[float](), time.perf_counter() + 2 * seconds
+    while len(added) < _PAIRS or time.perf_counter() < end:
+        before = alone()
+        added.append(step() - before)
+    return statistics.median(added)

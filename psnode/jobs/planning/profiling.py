@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import statistics
 import time
 from collections import defaultdict
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
 _STEPS, _SECONDS = 7, 1.0  # minimum steps of a measurement, and minimum seconds
 # seconds that the MPI thread works on a message; measurements do not start this thread: docs/results/2026-11-23-threads.md
 _MESSAGE = 1e-4
-_LEVEL = 0.1  # of the sign test on the differences of neighbouring steps
 _PASSES = 5  # number of passes, of which the pass with the median duration counts
 _UPDATES = ("finish", "norm", "protect", "update", "constrain", "average", "downlink")  # the master's spans that close a group
 
@@ -90,7 +88,7 @@ def measure(
         profile = Profile(
             config.network if config.task is None else config.task.removeprefix(PASSED), threads, forward, whole - forward,
             _optimizer_seconds(ground, config), tuple(sorted(tensors.values(), key=lambda tensor: tensor.ready)),
-            costs, {}, {} if in_job else overheads(ground, HOOKS, whole, _SECONDS / 2), config.optimizer in WITH_BETAS,
+            costs, {}, {} if in_job else overheads(ground, HOOKS, alone.step, _SECONDS / 2), config.optimizer in WITH_BETAS,
         )  # fmt: skip
         found = {}
         for flags, chosen in schemes.items():
@@ -246,13 +244,9 @@ def _added(taken: Sequence[float], passes: Sequence[float], known: float) -> flo
     """Return the seconds that a scheme adds to a step besides the `known` seconds of its work.
 
     `taken`: seconds of steps under the scheme. `passes`: seconds of the passes alone, measured immediately before each step, so
-    that a change of the machine's speed affects both. The median of the differences counts only if the sign test rejects, at the
-    level `_LEVEL`, that it is 0. A scheme makes no step shorter; therefore the noise of a busy machine would only ever add.
+    that a change of the machine's speed affects both.
     """
-    added = sorted(step - alone - known for step, alone in zip(taken, passes, strict=True))
-    negative = sum(each <= 0 for each in added)
-    chance = sum(math.comb(len(added), smaller) for smaller in range(negative + 1)) / 2 ** len(added)
-    return statistics.median(added) if chance <= _LEVEL else 0.0
+    return max(0.0, statistics.median(step - alone - known for step, alone in zip(taken, passes, strict=True)))
 
 
 def _by_group(spans: Sequence[Mapping[str, Any]], groups: int) -> list[dict[str, float]]:
