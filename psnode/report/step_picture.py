@@ -18,6 +18,7 @@ from psnode.report.svg_file import write_svg
 
 _WIDTH, _LEFT, _RIGHT, _LANE, _HEAD = 940, 90, 10, 20, 24
 _MOST_LANES, _MOST_BARS = 12, 1500
+_MOST_ROWS = {"gradients": 3, "weights": 3}  # a worker has a connection to every rank that updates weights
 _LONGEST = 1e9  # seconds; a file may hold any number
 # lanes of a predicted step by kind of work; decoding and updates have as many lanes as they need
 _LANES = {
@@ -54,8 +55,9 @@ def predicted_panel(prediction: Prediction) -> StepPanel:
     by_lane: dict[str, list[PredictedSpan]] = {}
     for kind, lane in _LANES.items():
         by_lane.setdefault(lane, []).extend(span for span in prediction.spans if span.kind == kind)
-    lanes = [(name, list(map(_bar, row))) for name, spans in by_lane.items() for row in _rows(spans)]
-    return StepPanel(f"predicted: {milliseconds(prediction.step)}, {prediction.source}", prediction.step, lanes[:_MOST_LANES])
+    rows = {name: _rows(spans)[: _MOST_ROWS.get(name, _MOST_LANES)] for name, spans in by_lane.items()}
+    lanes = [(name, list(map(_bar, row))) for name, each in rows.items() for row in each]
+    return StepPanel(f"predicted: {milliseconds(prediction.step)}, {prediction.source}", prediction.step, lanes)
 
 
 def _bar(span: PredictedSpan) -> WorkBar:

@@ -60,6 +60,13 @@ def test_the_work_of_a_prediction_lies_in_lanes_that_overlap_nowhere() -> None:
     assert panel.lanes[4][1] == [WorkBar("decode", 0.4, 0.45, "decoding, of all workers, group 1")]
 
 
+def test_frames_of_many_connections_hide_no_updates() -> None:
+    """Fifteen frames overlap each way, as in a mesh of sixteen workers."""
+    frames = [PredictedSpan(kind, group, 0.01 * group, 0.3) for kind in ("in", "out") for group in range(15)]
+    panel = predicted_panel(Prediction(0.5, 16, "psnode plan", "link", (*frames, PredictedSpan("update", 0, 0.45, 0.5))))
+    assert [name for name, _ in panel.lanes] == ["gradients"] * 3 + ["updates"] + ["weights"] * 3
+
+
 def test_the_measured_lanes_are_those_of_the_last_worker_and_the_master_from_zero() -> None:
     panel = measured_panel(PATH, MEASURED)
     assert (panel.title, panel.seconds) == ("measured: 1,000 ms, step 7, of median duration", 1.0)
