@@ -231,6 +231,14 @@ def test_a_worker_that_stands_still_passes_no_weights_on(begin: float, end: floa
     assert found.step_times == pytest.approx([0.3, seconds])
 
 
+def test_a_silent_worker_that_passes_no_weights_on_is_suspended_and_returns() -> None:
+    """Rank 3 has no heirs in the tree, so that the job goes on as in a star."""
+    among = Disturbances(standstills=[Standstill(3, 1.0, 5.9)])
+    found = job(costs({}), "star:down=tree", Scenario(3, None, 0.0, 8), 20, among, deadline=1.0, pause_deadline=1.0)
+    assert [(event["event"], event["rank"]) for event in found.events] == [("suspended", 3), ("returned", 3)]
+    assert sorted(found.versions[-1].contributors) == [1, 2, 3]
+
+
 @pytest.mark.parametrize("topology", ["gather", "star:down=tree"])
 def test_losses_that_are_not_simulated_are_refused(topology: str) -> None:
     with pytest.raises(ConfigurationError, match=f"--kill is not simulated under --topology {topology}"):

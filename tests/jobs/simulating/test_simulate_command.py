@@ -58,9 +58,7 @@ def test_a_simulated_job_is_told_in_lines_of_80_columns(file: Path, capsys: pyte
     assert max(map(len, lines)) <= 80
 
 
-def test_a_job_that_would_go_on_without_a_worker_is_simulated_in_a_star_alone(
-    file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_gather_that_would_go_on_without_a_worker_ends_with_a_line(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words(file, "--stop", "1@3:500")) == 0
     capsys.readouterr()
     assert main(words(file, "--stop", "1@3:500", "--topology", "gather")) == 1
