@@ -50,7 +50,7 @@ def test_a_marked_test_is_sampled_also_where_its_cases_are_few() -> None:
 
 
 def test_a_long_test_is_sampled_unless_its_file_is_named() -> None:
-    folder, file = "tests/ec2", "tests/ec2/test_chain.py"
+    folder, file = "tests/faults", "tests/faults/test_suspended.py"
     whole, sampled = collected("--long", "-m", "long", folder), collected("-m", "long", folder)
     assert len(whole) >= 6
     assert sampled == {name for name in whole if is_sampled(name, 0)}

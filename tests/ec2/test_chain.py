@@ -1,4 +1,7 @@
-"""The whole chain on emulated instances, from launch over training to shutdown: every command of the tool, in a process."""
+"""The whole chain on emulated instances, from launch over training to shutdown: every command of the tool, in a process.
+
+The tests depend on each other, in their order. So none is marked `long`, although they take minutes.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +89,6 @@ def train(*more: object) -> list[object]:
     return ["run", "--", "train", "--network", "LeNet", "--dataset", "digits", "--scheme", "dense", "--threads", 1, *more]
 
 
-@pytest.mark.long
 def test_what_mpirun_trained_over_the_nodes_is_evaluated_there_and_fetched(cluster: Cluster) -> None:
     done = cluster.ec2(*train("--epochs", 2, "--lr", "0.02", "--train-dir", "runs/first"))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -111,7 +113,6 @@ def test_the_hosts_are_those_that_run_and_in_the_order_of_ranks(cluster: Cluster
     assert names == ["ip-" + address.replace(".", "-") for address in addresses]
 
 
-@pytest.mark.long
 def test_the_script_trains_on_the_hosts_that_get_hosts_wrote(cluster: Cluster) -> None:
     assert cluster.ec2("get_hosts").returncode == 0
     for path in (ROOT / "scripts" / "run_psnode.sh", "hosts_address"):
@@ -170,7 +171,6 @@ def test_a_failed_command_ends_with_its_code_and_says_where(cluster: Cluster) ->
     assert cluster.ec2("run", "--", "train", "--no-such-flag").returncode == 2
 
 
-@pytest.mark.long
 def test_a_notice_of_interruption_ends_the_job_with_a_checkpoint_and_75(cluster: Cluster) -> None:
     job = cluster.start(*train("--max-steps", 100_000, "--eval-freq", 100_000, "--train-dir", "runs/long"))
     try:
@@ -187,7 +187,6 @@ def test_a_notice_of_interruption_ends_the_job_with_a_checkpoint_and_75(cluster:
     assert stopped_at(node, "runs/long") > 0
 
 
-@pytest.mark.long
 def test_a_node_that_was_taken_is_replaced_and_the_job_goes_on(cluster: Cluster) -> None:
     (node,) = holding(cluster, "runs/long/checkpoints/latest")
     before = stopped_at(node, "runs/long")
@@ -214,7 +213,6 @@ def test_a_node_that_was_taken_is_replaced_and_the_job_goes_on(cluster: Cluster)
     assert recorded == list(range(1, len(recorded) + 1))
 
 
-@pytest.mark.long
 def test_a_job_that_is_kept_alive_goes_on_when_its_master_was_taken_and_ends_when_it_is_stopped(cluster: Cluster) -> None:
     """Run two workers on each node with the code of a folder; only the master stores checkpoints."""
     grown = cluster.desk / "code"
