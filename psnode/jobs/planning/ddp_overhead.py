@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -38,7 +36,7 @@ def overheads(ground: TimedModel, hooks: Sequence[str], alone: Callable[[], floa
         for hook in hooks:
             # DDP refuses some models and losses that psnode trains: parameters without gradients, methods of the model, scalars
             with contextlib.suppress(Exception):
-                found[hook] = max(0.0, _added(ground, hook, alone, seconds))
+                found[hook] = max(0.0, _added(_under(ground, hook), alone, seconds))
     return found
 
 
@@ -55,21 +53,20 @@ def lone_group() -> Iterator[None]:
         distributed.destroy_process_group()
 
 
-def _added(ground: TimedModel, hook: str, alone: Callable[[], float], seconds: float) -> float:
-    model = wrap(ground.model().to(ground.device), Communication.parse(hook))
-    computation, steps = ground.computation(model), itertools.count(1)
+def _under(ground: TimedModel, hook: str) -> Callable[[], float]:
+    """Return a function that takes a step under DDP and returns its seconds."""
+    from psnode.jobs.planning.step_rigs import Alone
 
-    def step() -> float:
-        begin = time.perf_counter()
-        computation.run(next(steps), [ground.batch], None)
-        ground.settle()
-        model.zero_grad()
-        return time.perf_counter() - begin
+    return Alone(ground, wrap(ground.model().to(ground.device), Communication.parse(hook))).step
 
+
+def _added(under: Callable[[], float], alone: Callable[[], float], seconds: float) -> float:
+    """Return the median difference of a step of `under` and the step of `alone` before it; both return their seconds."""
     for _ in range(_WARMUP):
-        step()
-    added, end = list[float](), time.perf_counter() + 2 * seconds
-    while len(added) < _PAIRS or time.perf_counter() < end:
-        before = alone()
-        added.append(step() - before)
+        under()
+    taken, added = 0.0, list[float]()
+    while len(added) < _PAIRS or taken < seconds:
+        before, step = alone(), under()
+        taken += step
+        added.append(step - before)
     return statistics.median(added)

@@ -104,15 +104,15 @@ class Coded(NamedTuple):
 
 
 class Alone:
-    """Forward and backward passes without communication."""
+    """Forward and backward passes without psnode. `model` replaces the network, for example by one under DDP."""
 
     sent = received = 0
     gradients = changes = Coded(0, 0)
     on_host: Sequence[str] = ()
 
-    def __init__(self, ground: TimedModel) -> None:
+    def __init__(self, ground: TimedModel, model: torch.nn.Module | None = None) -> None:
         self._ground, self._step = ground, 0
-        self._model = ground.model().to(ground.device)
+        self._model = ground.model().to(ground.device) if model is None else model
         self._computation = ground.computation(self._model)
 
     def step(self) -> float:

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -77,31 +76,18 @@ def test_a_machine_that_slows_down_adds_nothing_to_a_scheme() -> None:
     assert profiling._added(taken, passes, 0.5) == 0
 
 
-def test_a_machine_that_slows_down_adds_nothing_to_ddp(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the model of the passes alone a step takes as long as the step under DDP that follows it, less 30 ms."""
-    now = 0.0
+def test_a_machine_that_slows_down_adds_nothing_to_ddp() -> None:
+    """Every step takes 50 ms longer than the one before, and a step under DDP 30 ms longer than the step alone before it."""
+    seconds = list[float]()
 
-    class Slower:
-        def run(self, *_: Any) -> None:
-            nonlocal now
-            now += 0.05 * len(alone) + 0.03
+    def alone() -> float:
+        seconds.append(0.05 * (len(seconds) + 1))
+        return seconds[-1]
 
-    class Ground:
-        batch, device = None, "cpu"
-        model = staticmethod(lambda: torch.nn.Linear(1, 1))
-        computation = staticmethod(lambda _: Slower())
-        settle = staticmethod(lambda: None)
-
-    alone: list[float] = []
-
-    def passes() -> float:
-        alone.append(0.05 * (len(alone) + 1))
-        return alone[-1]
-
-    monkeypatch.setattr(ddp_overhead, "wrap", lambda model, _: model)
-    monkeypatch.setattr(ddp_overhead, "time", SimpleNamespace(perf_counter=lambda: now))
-    assert ddp_overhead._added(Ground(), "fp32", passes, 0.5) == pytest.approx(0.03)  # type: ignore[arg-type]
-    assert len(alone) >= 5
+    assert ddp_overhead._added(lambda: 0.05 * len(seconds) + 0.03, alone, 0.5) == pytest.approx(0.03)
+    assert len(seconds) == 5  # .9 s in sum
+    assert ddp_overhead._added(lambda: 0.05 * len(seconds) + 0.03, alone, 4.0) == pytest.approx(0.03)
+    assert len(seconds) == 13  # eight more, of 4.04 s in sum
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
