@@ -33,7 +33,8 @@ wait "$collection" || failed=1
 # a worker of pytest-xdist that ends early is not replaced: with --dist loadgroup the run would never end
 # three processes keep two cores busy, since tests that start jobs wait for most of their time
 # which long tests run depends on the committed files, so that another commit has another sample, and the same commit the same
-tree=$(git rev-parse --short=7 'HEAD^{tree}' 2>/dev/null || echo 0)
-echo "the sample of long tests and sweeps: --sample $((16#${tree:0:7}))"
-"$bin/python" -m pytest -n 3 --dist loadgroup --no-loadscope-reorder --max-worker-restart 0 --sample "$((16#${tree:0:7}))" || failed=$?
+tree=$(git rev-parse --verify 'HEAD^{tree}' 2>/dev/null || echo 0)
+sample=$((16#${tree:0:7}))
+echo "the sample of long tests and sweeps: --sample $sample"
+"$bin/python" -m pytest -n 3 --dist loadgroup --no-loadscope-reorder --max-worker-restart 0 --sample "$sample" || failed=$?
 exit "$failed"
