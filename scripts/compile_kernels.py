@@ -11,11 +11,12 @@ several codecs share counts for the codec that needs it first.
 
 from __future__ import annotations
 
+import argparse
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from itertools import product
 from multiprocessing import get_context
 
@@ -82,7 +83,9 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as folder:
-        if "--cold" in sys.argv[1:]:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--cold", action="store_true", help="compile everything, into a folder that is removed")
+    with tempfile.TemporaryDirectory() if parser.parse_args().cold else nullcontext() as folder:
+        if folder is not None:
             os.environ["NUMBA_CACHE_DIR"] = folder  # read by the processes that compile
         main()
