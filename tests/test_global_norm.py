@@ -79,6 +79,7 @@ def norms_in(folder: Path) -> list[float]:
     return [json.loads(line)["gradient_norm"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("estimate", ["exact", "previous"])
 @pytest.mark.parametrize("limit", [None, 0.2])
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -85,6 +85,7 @@ def test_a_draw_is_the_seeds_and_begins_like_a_smaller_one() -> None:
         assert ast.dump(ast.parse(mutant.applied(source))) != ast.dump(ast.parse(source)), mutant.id
 
 
+@pytest.mark.long
 def test_what_tests_notice_is_killed_and_what_is_known_is_not_run_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -115,6 +116,7 @@ def test_what_tests_notice_is_killed_and_what_is_known_is_not_run_again(
     assert (tree / "psnode/records/checkpoint.py").read_text().count("total / count") == 1
 
 
+@pytest.mark.long
 def test_a_test_that_fails_without_the_mutant_too_is_passed_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, content in {
         "psnode/__init__.py": "",

@@ -132,6 +132,7 @@ def road(calls: CALLS, thread: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(coded or [hook for _, hook in here]))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_step_of_every_scheme_takes_this_road_up(scheme: str, tmp_path: Path, calls: CALLS) -> None:
     run(config(tmp_path, scheme, SCHEMES[scheme].feedback, 1, max_steps=1, momentum=None), Linear(1))
@@ -164,6 +165,7 @@ def remembered(folder: Path, workers: int) -> dict[str, bytes]:
     return {f"{file}/{name}": tensor.numpy().tobytes() for file in files for name, tensor in last.tensors(file).items()}
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "spec",
     [

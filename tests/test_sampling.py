@@ -38,6 +38,7 @@ def test_a_sweep_is_sampled_and_small_tests_are_whole() -> None:
     assert 0.5 < SAMPLED * len([name for name in sampled if measures in name]) / len(left) < 1.5
 
 
+@pytest.mark.long
 def test_a_marked_test_is_sampled_also_where_its_cases_are_few() -> None:
     networks = "tests/tasks/models/test_networks.py"
     whole, sampled = collected("--long", networks), collected(networks)

@@ -99,6 +99,7 @@ def test_gradient_accumulation_is_a_larger_batch(tmp_path: Path) -> None:
         assert float((found[name] - value).abs().max()) < 1e-5 * max(1.0, float(value.abs().max())), name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scheme", CODED)
 def test_two_runs_with_three_workers_end_alike(tmp_path: Path, scheme: str) -> None:
     for name in ("a", "b"):
@@ -130,6 +131,7 @@ def test_a_resumed_run_ends_as_the_unbroken_one(tmp_path: Path, scheme: str, fee
     assert losses[0] == losses[1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scheme", ["lss:refit=4", "topk:ratio=0.2+lss:refit=4,rate=1+ans"])
 def test_a_resumed_run_goes_on_with_the_codebooks_it_had(tmp_path: Path, scheme: str) -> None:
     """Stop the run one step and three steps after the codebooks were fitted."""
@@ -141,6 +143,7 @@ def test_a_resumed_run_goes_on_with_the_codebooks_it_had(tmp_path: Path, scheme:
     assert summary(tmp_path / "parts")["model_hash"] == summary(tmp_path / "whole")["model_hash"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
 def test_every_optimizer_resumes_exactly(tmp_path: Path, optimizer: str) -> None:
     changed = {"optimizer": optimizer, "weight_decay": 0.01, "lr": 0.001}

@@ -70,6 +70,7 @@ def cupy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeCupy:
     return install(monkeypatch, tmp_path)
 
 
+@pytest.mark.long
 def test_a_row_says_what_a_device_codes_and_why_the_host_codes_the_rest(cupy: FakeCupy) -> None:
     found = rows_of(["fp16", "qsgd:bucket=512 --downlink topk", HOSTS, "dense"], coded_there=True)
     places = {name: (row["gradients"], row["changes"]) for name, row in found.items()}

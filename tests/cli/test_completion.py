@@ -37,6 +37,7 @@ def completed(typed: str, name: str = "scheme") -> list[str]:
     return [item.value for item in option.shell_complete(click.Context(train), typed)]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 def test_a_tab_in_bash_completes_schemes_their_parameters_and_stages(tmp_path: Path) -> None:
     """Type a tab after each line; then Ctrl-A inserts a command at the start that prints readline's result."""

@@ -153,6 +153,7 @@ def check(function: Any) -> None:
         assert_same(function, *CASES[function](np.random.default_rng(seed)), run=run)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("function", CASES, ids=name_of)
 def test_instructions_and_numpy_give_the_same_bits(function: Any) -> None:
     check(function)
@@ -220,6 +221,7 @@ OPERATIONS: dict[str, tuple[list[tuple[Any, ...]], Callable[..., Any]]] = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_operations_and_numpy_give_the_same_bits(name: str) -> None:
     choices, operation = OPERATIONS[name]

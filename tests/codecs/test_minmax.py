@@ -27,6 +27,7 @@ def decoded(x: np.ndarray, bits: int, key: int = 1) -> np.ndarray:
     return codec.decode(codec.encode(x, Key.derive(key)))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("bits", WIDTHS)
 @pytest.mark.parametrize("power", [0, -90, 90, 120])
 def test_bytes_equal_an_encoder_in_numpy(bits: int, power: int) -> None:
@@ -44,6 +45,7 @@ def test_bytes_equal_an_encoder_in_numpy(bits: int, power: int) -> None:
     np.testing.assert_array_equal(codes, expected)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("bits", WIDTHS)
 @pytest.mark.parametrize("name", INPUTS)
 def test_every_value_decodes_to_one_of_its_two_neighbours(name: str, bits: int) -> None:
@@ -58,6 +60,7 @@ def test_every_value_decodes_to_one_of_its_two_neighbours(name: str, bits: int) 
     assert y[x.argmax()] == pytest.approx(x.max(), abs=slack)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("bits", WIDTHS)
 @pytest.mark.parametrize("name", INPUTS)
 def test_mean_and_variance_are_those_of_the_formula(name: str, bits: int) -> None:

@@ -30,6 +30,7 @@ KEY = Key.derive(5, "polar")
 RATES = designs.RATES
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("rate", RATES)
 @pytest.mark.parametrize("size", [1, 63, 2000, 7001])
 def test_a_decoder_in_numpy_reads_the_same(rate: float, size: int) -> None:

@@ -500,6 +500,7 @@ def test_changed_bytes_give_an_array_or_a_payload_error():
     assert refused > 500
 
 
+@pytest.mark.long
 def test_the_number_of_blas_threads_does_not_change_the_bytes():
     program = (
         "import sys; import numpy as np; from psnode.codecs import get_codec;"

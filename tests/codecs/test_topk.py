@@ -255,6 +255,7 @@ def test_a_value_that_is_not_finite_is_named(spec, value, index):
         assert caught.value.index == index
 
 
+@pytest.mark.long
 def test_another_process_without_vector_instructions_encodes_and_decodes_the_same():
     specs = ["topk:ratio=0.01", "topk:ratio=0.3", "topk:sampled=true", "randk:ratio=0.05", "threshold", "graddrop", "entrywise"]
     x = mostly_zero(20_000)

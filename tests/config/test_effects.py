@@ -174,6 +174,7 @@ def three_steps(config: Config, scheme: Scheme) -> bytes:
     return parameters.weights.numpy().tobytes()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", SCHEMES)
 def test_settings_beside_a_scheme_differ_in_the_weights_or_are_refused(name: str) -> None:
     """No two accepted variants with different meanings give the same weights."""

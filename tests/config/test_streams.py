@@ -33,6 +33,7 @@ def ended(arguments: list[str], folder: Path, out: int, err: int, *python: str) 
     return done.returncode, done.stderr or ""
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("python", [[sys.executable], [sys.executable, "-u"]], ids=["buffered", "unbuffered"])
 @pytest.mark.parametrize("arguments", [["codecs"], ["codecs", "--json"], ["--help"]], ids=" ".join)
 def test_a_command_whose_reader_has_gone_ends_like_one_that_sigpipe_ended(

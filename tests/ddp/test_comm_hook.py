@@ -123,6 +123,7 @@ def test_what_it_cannot_do_is_refused(codec: str, named: dict[str, str], message
         ddp.comm_hook(codec, **named)
 
 
+@pytest.mark.long
 def test_its_thread_has_ended_when_python_does(tmp_path: Path) -> None:
     """A thread inside torch at interpreter shutdown would abort the process: "terminate called ..."."""
     command = [sys.executable, Path(__file__).with_name("ending.py"), tmp_path]

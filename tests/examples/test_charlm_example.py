@@ -81,6 +81,7 @@ def test_metrics_are_sums_over_characters():
     assert metrics["bits"] == pytest.approx(6 * math.log2(97), rel=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("kind", "lr"), [("lstm", 2.0), ("transformer", 0.3)])
 def test_loss_falls_below_the_entropy_of_single_characters(kind, lr, charlm, one_thread):
     task = make(model=kind)

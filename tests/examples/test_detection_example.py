@@ -157,6 +157,7 @@ def test_annotations_without_polygons_are_refused(folder: Path, tmp_path: Path) 
         load_task(EXAMPLE, {"data": str(made), "masks": "true"}).train_data()
 
 
+@pytest.mark.long
 def test_two_workers_learn_masks(masked: Task, tmp_path: Path) -> None:
     """The fifth loss falls too, and both precisions are reported."""
     config = Config(
@@ -173,6 +174,7 @@ def test_two_workers_learn_masks(masked: Task, tmp_path: Path) -> None:
     assert all(0 <= value <= 1 for value in measured.metrics.values())
 
 
+@pytest.mark.long
 def test_two_workers_learn_to_detect(task: Task, tmp_path: Path) -> None:
     config = Config(
         train_dir=tmp_path, local=2, scheme="topk:ratio=0.05", optimizer="adam", lr=0.003, batch_size=4, max_steps=40,

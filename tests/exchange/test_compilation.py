@@ -161,6 +161,7 @@ print([name for name in there() - before if "polarcodes" in name or "entropy" in
 """
 
 
+@pytest.mark.long
 def test_parts_of_the_polar_code_have_all_its_kernels_and_each_its_own() -> None:
     done = python(PARTS)
     assert done.stdout.splitlines() == ["4 0 0", "[]"], done.stderr

@@ -90,6 +90,7 @@ def test_control_messages_are_all_others_that_left_before_the_last_record(tmp_pa
         assert 0 < sent[False] <= summary[name] <= sent.total(), name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("changed", SCHEMES[:2] + SCHEMES[3:], ids=str)
 def test_equal_runs_have_equal_records_of_gradients_and_weights(tmp_path: Path, changed: dict[str, Any]) -> None:
     figures = []

@@ -129,6 +129,7 @@ def test_what_a_gradient_carried_returns_to_the_residual(codec: str, memory: str
         sender.close()
 
 
+@pytest.mark.long
 @pytest.mark.serial
 def test_a_slowed_worker_does_not_hold_up_k_of_n(launched: Callable[..., Any], tmp_path: Path) -> None:
     rule = ["--consistency", "kofn", "--num-aggregate", "2", "--max-steps", "60", "--record-history", "--feedback", "ef"]

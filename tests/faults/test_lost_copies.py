@@ -74,6 +74,7 @@ def test_a_job_that_loses_a_worker_goes_on_as_a_central_one_does(launched: Launc
     assert jobs[0].summary()["model_hash"] == jobs[1].summary()["model_hash"]
 
 
+@pytest.mark.long
 def test_a_worker_that_dies_while_it_sends_leaves_equal_weights(launched: Launched) -> None:
     """Some of the last gradient's groups may have left, to some of the others."""
     job = launched(4, *COPIED, "--max-steps", "25", *dying.flags(2, 12))

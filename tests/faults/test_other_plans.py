@@ -101,6 +101,7 @@ SCHEMES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_coded_run_goes_on_with_other_groups_and_says_what_is_left_out(tmp_path: Path, scheme: str) -> None:
     """Replicas agree after every step. The second plan cuts two of the three tensors that have a codebook."""

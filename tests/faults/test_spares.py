@@ -112,6 +112,7 @@ class Digits(Classification):
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rule", [(), ("--consistency", "asp")], ids=["bsp", "asp"])
 def test_a_round_of_nobody_goes_on_with_a_spare_and_no_batch_is_skipped(
     launched: Launched, tmp_path: Path, rule: tuple[str, ...]

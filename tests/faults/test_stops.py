@@ -37,6 +37,7 @@ class Slow(Classification):
 """
 
 
+@pytest.mark.long
 def test_a_stopped_worker_does_not_keep_an_asynchronous_job_from_its_checkpoint(launched: Launched) -> None:
     """No round waits for the stopped worker, and a job that was asked to stop has no time to wait."""
     job = launched(3, *ASP, "--max-steps", "1000000")

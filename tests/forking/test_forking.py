@@ -151,6 +151,7 @@ def test_the_output_of_one_ends_with_it_while_another_lives() -> None:
     second.stdout.close()
 
 
+@pytest.mark.long
 def test_forks_end_with_their_server() -> None:
     other = Forking()
     client = subprocess.Popen([other.python(), "-c", "import os, signal; print(os.getpid(), flush=True); signal.pause()"],
@@ -163,6 +164,7 @@ def test_forks_end_with_their_server() -> None:
     client.stdout.close()
 
 
+@pytest.mark.long
 def test_a_run_is_that_of_an_interpreter(tmp_path: Path) -> None:
     flags = ["--local", "1", "--max-steps", "2", "--threads", "1", "--no-tensorboard", "--scheme", "dense"]
     weights = []

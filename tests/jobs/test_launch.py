@@ -475,6 +475,7 @@ def test_a_program_without_a_job_is_0_if_rank_0_came_to_its_end_and_3_if_it_was_
     assert done.stderr.count("psnode: error: rank 0 was killed") == (code == 3), done
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", [["ends.py", "whole"], ["codecs"]], ids=["program", "command"])
 def test_ranks_that_are_killed_during_their_imports_are_no_success(tmp_path: Path, command: list[str]) -> None:
     (tmp_path / "ends.py").write_text(ENDS)
@@ -546,6 +547,7 @@ with psnode.session(
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("how", "rank"), [("before0", 0), ("before1", 1), ("serving", 0), ("amid1", 1)])
 def test_a_rank_that_leaves_with_0_amid_a_session_ends_the_job_with_1(tmp_path: Path, how: str, rank: int) -> None:
     (tmp_path / "leaves.py").write_text(LEAVES)

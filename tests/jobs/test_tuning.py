@@ -206,6 +206,7 @@ def test_halving_resumes_the_best_and_says_where_the_others_ended(
     assert f"lr = {float(last)}" in capsys.readouterr().out
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("schedule", ["cosine", "onecycle"])
 def test_a_schedule_that_knows_its_end_is_planned_for_all_steps_and_rungs_are_parts_of_one_run(
     schedule: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], calls: list[list[str]]

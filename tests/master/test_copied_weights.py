@@ -54,6 +54,7 @@ SCHEMES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("settings", SCHEMES.values(), ids=SCHEMES)
 def test_schemes_give_the_same_checkpoint(tmp_path: Path, settings: dict[str, Any]) -> None:
     settings = {"lr": None, **settings}
@@ -71,6 +72,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.parametrize(("first", "then"), [(COPIED, COPIED), (CENTRAL, COPIED), (COPIED, CENTRAL)])
 def test_a_resumed_run_may_have_another_topology(

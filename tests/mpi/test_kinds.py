@@ -59,6 +59,7 @@ def differences(
     return [name for name, value in expected.items() if not value.equal(found[name])]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("verdict", [SUPPORTED, WAITS])
 def test_all_kinds_of_models_train_as_without_overlap(verdict: str, mpirun: Any, tmp_path: Path) -> None:
     assert differences(mpirun, tmp_path, {"verdict": verdict}, waits=verdict == WAITS) == []
@@ -74,6 +75,7 @@ VMAP = "torch.vmap over weights,torch.func.functional_call"
 COMPILED = "model.compile(),@torch.compile on a function"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kinds", "group_by", "waits"), [(VMAP, "bytes", False), (VMAP, "model", False), (COMPILED, "bytes", True)]
 )

@@ -124,6 +124,7 @@ def test_launch_draws_a_bar_as_wide_as_the_terminal(tmp_path: Path, terminals: l
     assert 80 < drawn <= 100
 
 
+@pytest.mark.long
 def test_launch_shows_at_once_what_a_program_of_ones_own_draws(tmp_path: Path, terminals: list[Terminal]) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)

@@ -90,6 +90,7 @@ def expected(x: np.ndarray) -> tuple[int, int, list[int], int]:
     return top, count, codes, open_ones
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", dict(subjects()))
 @pytest.mark.parametrize("make", MAKERS)
 def test_codes_are_those_of_the_rule(make: Callable[[Program], Functions], name: str) -> None:

@@ -71,6 +71,7 @@ def test_what_nvrtc_refuses_is_told_in_a_line() -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.long
 @with_nvrtc
 def test_the_page_has_every_architecture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(STUDY, ["--codec", "fp16", "--codec", "minmax", "--json", str(tmp_path / "bounds.json")]) == 0

@@ -103,6 +103,7 @@ def test_what_cannot_be_trained_is_refused_at_once(arguments, message):
         Classification(*arguments)
 
 
+@pytest.mark.long
 def test_lenet_learns_the_digits_with_plain_sgd(task, one_thread):
     torch.manual_seed(1)
     model, train, held_out = task.model(), task.train_data(), task.eval_data()

@@ -136,6 +136,7 @@ def unbroken(tmp_path_factory) -> dict[str, Path]:
     return found
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", SETTINGS)
 @pytest.mark.parametrize("forms", [("plain", "whole"), ("whole", "plain"), ("parts", "both"), ("both", "parts")], ids="-".join)
 def test_a_run_goes_on_with_a_model_of_another_form(tmp_path, unbroken, forms, kind) -> None:

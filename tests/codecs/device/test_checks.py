@@ -29,6 +29,7 @@ def cupy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeCupy:
     return install(monkeypatch, tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("cupy")
 def test_every_codec_with_a_formula_is_trusted_on_a_device_that_gives_its_bytes() -> None:
     verdicts = check_all(map(get_codec, available()), CPU)

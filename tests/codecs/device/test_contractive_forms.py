@@ -95,6 +95,7 @@ def test_what_is_not_finite_is_refused_and_no_error_is_left(spec: str, value: fl
     compare(get_codec(spec).contractive(), encoder, good, "afterwards", apart=False)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("spec", [*ROWS, "topk+qsgd", "svd+qsgd", "svd:rank=2+natural+ans"])
 def test_forms_are_trusted_on_a_device_that_gives_the_hosts_bytes(spec: str, cupy: FakeCupy) -> None:
     verdict = check(get_codec(spec).contractive(), CPU)
@@ -102,6 +103,7 @@ def test_forms_are_trusted_on_a_device_that_gives_the_hosts_bytes(spec: str, cup
     assert ("measure" in cupy.launched) == (spec in ROWS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("right", "wrong", "what"),
     [

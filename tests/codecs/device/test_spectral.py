@@ -240,6 +240,7 @@ def theoretical_omega(x: Floats, budget: float) -> float:
     return float(np.sum(lam**2 / np.minimum(1, high * lam)) / np.sum(lam**2) - 1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("rank", "method", "x"), [(1, "exact", decays()), (2.5, "exact", decays(40, 24)), (3, "deflated", gaussian(100, 120))]
 )

@@ -47,6 +47,7 @@ def gradient(step: int) -> np.ndarray:
     return x
 
 
+@pytest.mark.sweep
 @with_gxx
 @pytest.mark.parametrize(
     "rule",

@@ -116,6 +116,7 @@ RULES = [
 ]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("both", RULES, indirect=True)
 def test_frames_errors_and_residuals_are_those_of_the_host(both: Both, cupy: FakeCupy) -> None:
     assert both.given.kept == {"a", "b"}

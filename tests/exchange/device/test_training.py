@@ -71,6 +71,7 @@ def test_training_on_a_device_gives_the_weights_and_residuals_of_the_host(
         assert_same(tmp_path / "host", tmp_path / "device", step)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "settings",
     [

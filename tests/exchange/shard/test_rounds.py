@@ -141,6 +141,7 @@ def holds(world: World) -> None:
             assert ranks == sorted(ranks)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("rule", RULES, ids=repr)
 @pytest.mark.parametrize(("workers", "groups", "length"), SIZES)
 def test_whatever_happens_first(rule: Rule, workers: int, groups: int, length: int) -> None:
@@ -166,6 +167,7 @@ def test_whatever_happens_first(rule: Rule, workers: int, groups: int, length: i
         assert oldest == rule.staleness  # the bound is reached, so that the rule must enforce it
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("extra", ["lose", "skip"])
 @pytest.mark.parametrize("rule", RULES, ids=repr)
 @pytest.mark.parametrize(("workers", "groups"), [(2, 1), (3, 1), (2, 2)])

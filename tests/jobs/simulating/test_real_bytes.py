@@ -43,6 +43,7 @@ def profile() -> Iterator[Profile]:
         yield measure(load(MODEL, {}), {name: load(MODEL | {"scheme": name}, {}) for name in SCHEMES})
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("workers", [2, 3, 4])
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_links_carry_the_bytes_of_a_real_job(profile: Profile, scheme: str, workers: int, tmp_path: Path) -> None:

@@ -260,6 +260,7 @@ def sends(rank: int, receivers: Sequence[int], groups: int, *, skips: int | None
     return found + ([] if skips is None else [(to, ("skip", rank)) for to in receivers])
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("early", [True, False])
 @pytest.mark.parametrize("skips", [None, 0, 1])
 def test_a_worker_that_dies_anywhere_in_a_round_counts_at_all_survivors_or_at_none(early: bool, skips: int | None) -> None:

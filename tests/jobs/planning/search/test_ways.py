@@ -97,6 +97,7 @@ def test_groups_that_code_nothing_are_those_of_dense_if_it_trains_alike() -> Non
             assert search.file(ways, bare, 2, "a guess").settings == {"scheme": "dense"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["best", "mergecomp", "secopa"])
 def test_a_run_follows_the_groups_that_the_command_saves(
     few_steps: None, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
