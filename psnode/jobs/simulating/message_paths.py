@@ -86,6 +86,10 @@ class MessagePaths:
         self.received[target] += nbytes
         return nbytes
 
+    def is_cut(self, rank: int) -> bool:
+        """Return True if `rank` neither sends nor receives any more."""
+        return rank in self._cut
+
     def cut(self, rank: int) -> None:
         """Discard all messages from and to `rank` that have not passed the links."""
         self._cut.add(rank)

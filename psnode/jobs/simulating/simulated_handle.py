@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 
-from psnode.errors import PsnodeError, TransportError
+from psnode.errors import TransportError
 from psnode.exchange.routes.route import Route, have_copies, need_all
 from psnode.exchange.shard.remote.shard_calls import cannot_go_on
 from psnode.exchange.shard.rounds import Slot
 from psnode.jobs.simulating.message_paths import MessagePaths
+from psnode.jobs.simulating.simulated_flush import SimulatedFlush
 from psnode.jobs.simulating.simulated_shard import SimulatedShard
 from psnode.plans.roles import MASTER
 
@@ -16,13 +17,26 @@ from psnode.plans.roles import MASTER
 class SimulatedHandle:
     """All shards of a job, with all that membership needs from a handle.
 
-    The order that opens a round takes half a round trip to shards on other ranks. All other orders are rare, and take no time.
+    The order that opens a round takes half a round trip to shards on other ranks. If all workers update all weights, the frames
+    with which the shards agree after a loss take their time, see SimulatedFlush. All other orders are rare, and take no time.
+
+    `shards`: by rank; a shard is removed when its rank is lost, and then `leave(rank)` is called. `flush`: used if all workers
+    update all weights. `send_whole(ranks, version)` sends the whole weights and returns their bytes.
     """
 
-    def __init__(self, shards: Mapping[int, SimulatedShard], routes: Sequence[Route], paths: MessagePaths) -> None:
+    def __init__(
+        self,
+        shards: MutableMapping[int, SimulatedShard],
+        routes: Sequence[Route],
+        paths: MessagePaths,
+        *,
+        flush: SimulatedFlush,
+        leave: Callable[[int], None],
+        send_whole: Callable[[Sequence[int], int], int],
+    ) -> None:
         self._shards, self._routes, self._paths = shards, routes, paths
+        self._flush, self._leave, self.send_whole = flush, leave, send_whole
         self.is_remote = shards.keys() != {MASTER}
-        self.holders = frozenset(shards) - {MASTER}
         self._copied = have_copies(routes)
         self.needs_all = need_all(routes)
         self.readmits = not self._copied and not self.needs_all
@@ -49,18 +63,24 @@ class SimulatedHandle:
             shard.rounds.excuse(rank, version)
 
     def withdraw(self, rank: int) -> dict[Slot, int]:
-        """Go on without `rank`. Raises TransportError if it has a part of the weights, as in a real job.
-
-        Raises PsnodeError if all workers update all weights, since the agreement of their shards is not simulated.
-        """
-        if self.needs_all:
+        """Go on without `rank`. Raises TransportError if no other rank has its part of the weights, as in a real job."""
+        if self.needs_all or self._shards.keys() <= {rank}:
             raise cannot_go_on(f"rank {rank}")
         if self._copied:
-            raise PsnodeError(f"the job would go on without rank {rank}, which is not simulated: set a longer --pause-deadline")
+            self._shards.pop(rank)
+            self._leave(rank)
+            self._flush.begin(rank, self._version)
+            return {}
         taken: dict[Slot, int] = {}
         for shard in self._shards.values():
             taken |= shard.rounds.withdraw(rank)
+            shard.pass_no_more(rank)
         return taken
+
+    @property
+    def holders(self) -> frozenset[int]:
+        """The other ranks that have shards."""
+        return frozenset(self._shards) - {MASTER}
 
     def force(self) -> None:
         """Close all open groups with the gradients received so far, even without any gradient."""
@@ -75,10 +95,8 @@ class SimulatedHandle:
 
     @property
     def unchanged(self) -> bool:
-        """Raises PsnodeError, since a rank is gone through which others get their weights, which is not simulated."""
-        raise PsnodeError(
-            "a worker that passes weights on would be left out, which is not simulated: set a longer --pause-deadline"
-        )
+        """True if all groups are open."""
+        return all(not shard.is_at(self._version) or shard.rounds.all_open for shard in self._shards.values())
 
     @property
     def untouched(self) -> bool:
@@ -92,5 +110,6 @@ class SimulatedHandle:
 
     @property
     def missing(self) -> frozenset[int]:
-        """Ranks whose gradients some open group still awaits."""
-        return frozenset.union(*(shard.rounds.missing for shard in self._shards.values()))
+        """Ranks whose gradients some open group still awaits, and ranks whose shards do not answer because they stand still."""
+        silent = {rank for rank, shard in self._shards.items() if shard.stands_still}
+        return frozenset(silent).union(*(shard.rounds.missing for rank, shard in self._shards.items() if rank not in silent))

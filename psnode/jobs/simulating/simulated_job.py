@@ -15,7 +15,6 @@ from psnode.config.train_settings import UNDECIDED
 from psnode.errors import ConfigurationError, PsnodeError, TransportError
 from psnode.exchange.routes.refusals import refuse_other_roots
 from psnode.exchange.routes.route import Route, have_copies, need_all
-from psnode.exchange.routes.topologies import passed_on
 from psnode.jobs.planning.profile import Profile, SchemeCosts
 from psnode.jobs.planning.routing.link_loads import frames_of
 from psnode.jobs.planning.routing.routed_groups import USUAL, RoutedGroups, routed
@@ -47,11 +46,6 @@ class Disturbances:
         for rank in (*(each.rank for each in self.standstills), *(each.rank for each in self.deaths)):
             if not 1 <= rank <= workers:
                 raise ConfigurationError(f"--stop and --kill name workers, which are 1 to {workers}, and not rank {rank}")
-
-    def check_routes(self, routes: Sequence[Route], topology: str) -> None:
-        """Raise ConfigurationError if a job with these `routes` handles the death of workers in a way that is not simulated."""
-        if self.deaths and (have_copies(routes) or passed_on(routes)):
-            raise ConfigurationError(f"--kill is not simulated under --topology {topology}: leave it out")
 
 
 @dataclass(frozen=True)
@@ -140,7 +134,6 @@ def simulate_job(
     else:
         layout = Layout(scenario.workers)
         routes, sizes = (Route(MASTER, layout.readers),) * len(costs.groups), ()
-    disturbances.check_routes(routes, config.topology)
     loop, spans = EventLoop(), SimulatedSpans(enabled=timeline)
     cores = _shared_cores(loop, profile, scenario, layout, routes, disturbances)
     pairs = {(frame.source, frame.target) for frame in frames_of(routes, layout.computing)}
@@ -154,7 +147,7 @@ def simulate_job(
     for rank in layout.computing:
         master.workers[rank] = SimulatedWorker(
             rank, loop, paths, master, order, spans,
-            routes=routes, shards=master.shards, goes_on=master.goes_on, cores=cores.get(rank),
+            routes=routes, shards=dict(master.shards), goes_on=master.goes_on, cores=cores.get(rank),
             factor=disturbances.spread.factors(rank), standstills=of_rank(disturbances.standstills, rank),
         )  # fmt: skip
     for death in disturbances.deaths:
@@ -165,7 +158,7 @@ def simulate_job(
     try:
         _run(loop, master)
     except TransportError as error:
-        if not need_all(routes):
+        if not (need_all(routes) or have_copies(routes)):
             raise
         failure = error
     finished = master.finished

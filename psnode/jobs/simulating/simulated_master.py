@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
 from psnode.config import Config
+from psnode.errors import PsnodeError
 from psnode.exchange.routes.route import Route
 from psnode.exchange.shard.consistency import rule_of
 from psnode.exchange.shard.rounds import Origin
@@ -16,6 +17,7 @@ from psnode.jobs.simulating.disturbances import Standstill
 from psnode.jobs.simulating.event_loop import EventLoop
 from psnode.jobs.simulating.host_cores import Cores
 from psnode.jobs.simulating.message_paths import MessagePaths
+from psnode.jobs.simulating.simulated_flush import SimulatedFlush
 from psnode.jobs.simulating.simulated_handle import SimulatedHandle
 from psnode.jobs.simulating.simulated_membership import membership_of
 from psnode.jobs.simulating.simulated_shard import SimulatedShard
@@ -79,7 +81,11 @@ class SimulatedMaster:
             for root in roots
         }  # fmt: skip
         self._parts = {root: 4 * sum(sizes[group] for group in shard.groups) for root, shard in self.shards.items() if sizes}
-        self._handle = SimulatedHandle(self.shards, routes, paths)
+        self._handle = SimulatedHandle(
+            self.shards, routes, paths,
+            flush=SimulatedFlush(self.shards, paths, [group.up for group in costs.groups], self.count),
+            leave=lambda rank: loop.at(loop.now, self._leave, rank), send_whole=self._send_whole,
+        )  # fmt: skip
         self._membership, self.events = membership_of(
             loop, paths, self.workers, self._handle, rule, config,
             ranks=range(1, scenario.workers + 1), weights=whole,
@@ -88,7 +94,7 @@ class SimulatedMaster:
         self.versions = [SimulatedVersion(number) for number in range(1, steps + 2)]  # the last one is never made
         self._reports: dict[tuple[int, int], WorkerReport] = {}
         self._unfinished: set[tuple[int, int]] = set()  # roots and groups
-        self._added: list[tuple[AddedGradient, ...]] = []
+        self._added: list[dict[int, tuple[AddedGradient, ...]]] = []  # by group and root
         self._watched = inf  # the time at which deadlines are checked next
 
     @property
@@ -135,9 +141,24 @@ class SimulatedMaster:
 
     def hear_closed(self, root: int, group: int, added: tuple[AddedGradient, ...]) -> None:
         """Take the news that the shard of `root` has updated a group, and complete the version if it is the last one."""
-        self._added[group] = added
-        self._unfinished.discard((root, group))
-        if not self._unfinished:
+        if (root, group) not in self._unfinished:
+            return
+        if any(set(other) != set(added) for other in self._added[group].values()):
+            raise PsnodeError(f"rank {root} has added other gradients to group {group} than other ranks")
+        self._added[group][root] = added
+        self._finish([(root, group)])
+
+    def _leave(self, rank: int) -> None:
+        """Wait for no more updates of the shard of `rank`, which is lost, and forget its updates in the open round."""
+        for roots in self._added:
+            roots.pop(rank, None)
+        self._finish([each for each in self._unfinished if each[0] == rank])
+
+    def _finish(self, updated: Iterable[tuple[int, int]]) -> None:
+        """Remove unfinished updates, and complete the version with the last of them."""
+        before = len(self._unfinished)
+        self._unfinished.difference_update(updated)
+        if before and not self._unfinished:
             self._complete(self.versions[self._state.version])
             self._publish()
 
@@ -172,7 +193,7 @@ class SimulatedMaster:
 
     def _complete(self, version: SimulatedVersion) -> None:
         version.finished = self._loop.now
-        version.added = self._added
+        version.added = [next(iter(roots.values())) for roots in self._added]
         version.decode = max(shard.decode for shard in self.shards.values())
         version.update = max(shard.update for shard in self.shards.values())
         self._state.round = self._state.round.following
@@ -181,15 +202,18 @@ class SimulatedMaster:
         """Publish the complete version and open the next round, in the order of psnode.master.loop.Master."""
         version, members = self._state.version, self._membership.members
         self._state.stopping = self._state.is_over(self._steps)
-        self._unfinished = {(root, group) for group, route in enumerate(self._routes) for root in route.roots}
-        self._added = [()] * len(self._routes)
+        live_roots = self.shards.keys()
+        self._unfinished = {
+            (root, group) for group, route in enumerate(self._routes) for root in route.roots if root in live_roots
+        }
+        self._added = [{} for _ in self._routes]
         members.restart_silence(self._handle.idle)
         released = [rank for rank in self._membership.release() if not self._state.stopping]
         returned = [] if self._state.stopping else list(members.readmit())
         for rank in returned:
             self.events.tell("returned", version, rank)
-        for rank in (*released, *returned):
-            self._send_whole(rank, version)
+        cut_off, self._membership.cut_off = self._membership.cut_off.intersection(self._membership.followers), set()
+        self._send_whole([*released, *sorted(cut_off - {*released, *returned}), *returned], version)
         self._handle.admit([rank for rank in (*released, *returned) if rank in self._membership.live], version)
         self._membership.timer.begin(pause=version < _FIRST_ROUNDS or bool(returned))
         ranks = self._membership.followers
@@ -207,15 +231,18 @@ class SimulatedMaster:
         self._watch()
         self._end_if_deserted()
 
-    def _send_whole(self, rank: int, version: int) -> None:
-        """Make all shards send `rank` their parts of the weights of `version`."""
-        missing = set(self.shards)
-        for root in self.shards:
-            nbytes = self._parts.get(root, self._whole)
-            if root == MASTER:
-                self.owe(rank, nbytes)
-            sent = self._paths.down(rank, nbytes, self._take_part, rank, version, root, missing, source=root)
-            self.versions[max(0, version - 1)].down += sent
+    def _send_whole(self, ranks: Sequence[int], version: int) -> int:
+        """Make all shards send `ranks` their parts of the weights of `version`. Return the bytes."""
+        total = 0
+        for rank in ranks:
+            missing = set(self.shards)
+            for root in self.shards:
+                nbytes = self._parts.get(root, self._whole)
+                if root == MASTER:
+                    self.owe(rank, nbytes)
+                total += self._paths.down(rank, nbytes, self._take_part, rank, version, root, missing, source=root)
+        self.versions[max(0, version - 1)].down += total
+        return total
 
     def _take_part(self, rank: int, version: int, root: int, missing: set[int]) -> None:
         """Tell the worker `rank` that the whole weights are there, if this part, of `root`, is the last of the `missing` ones."""

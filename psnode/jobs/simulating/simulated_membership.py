@@ -34,10 +34,22 @@ class _NoCheckpoints:
         """Do nothing."""
 
 
+class _NoLinks:
+    """The link counts of a job whose paths count bytes themselves."""
+
+    def send_whole(self, ranks: Iterable[int]) -> None:
+        """Do nothing."""
+
+
 class _NoRecorder:
-    """A StepRecorder that ignores lost workers, since records are made from SimulatedVersion."""
+    """A StepRecorder that ignores lost workers and bytes, since records are made from SimulatedVersion."""
+
+    links = _NoLinks()
 
     def lost(self, rank: int) -> None:
+        """Do nothing."""
+
+    def down(self, nbytes: int, step: int) -> None:
         """Do nothing."""
 
 
@@ -55,7 +67,7 @@ class ToldEvents:
 
 @dataclass
 class _Questions:
-    """The master's channel, through which membership sends questions to workers."""
+    """The master's channel, through which membership sends questions to workers, and ends workers that cannot come back."""
 
     paths: MessagePaths
     workers: Mapping[int, SimulatedWorker]
@@ -65,6 +77,11 @@ class _Questions:
         assert kind is Kind.ASK
         for rank in ranks:
             self.paths.tell(rank, self.workers[rank].hear_question, version, Flag.HOLD in flags)
+
+    def fail(self, rank: int, error: Exception) -> None:
+        """End the worker `rank`. The message takes no time, since nothing of this worker counts any more."""
+        self.workers[rank].die()
+        self.paths.cut(rank)
 
 
 def membership_of(

@@ -79,6 +79,7 @@ class SimulatedShard:
         self._version = -1  # of the open round, or of the last round
         self._readers: Collection[int] = ()
         self._added: dict[int, list[Origin]] = {}
+        self._taken: dict[int, set[int]] = {}  # by group, the ranks whose gradients the open round has taken
         self._early: list[Origin] = []  # gradients whose round is not open yet on this rank
         self._passing: set[tuple[int, int, int]] = (
             set()
@@ -89,6 +90,7 @@ class SimulatedShard:
         """Open the round of `version`, whose updated weights go to `readers`."""
         self._version, self._readers = version, frozenset(readers)
         self._added = {group: [] for group in self.groups}
+        self._taken = {group: set() for group in self.groups}
         self.decode = self.update = 0.0
         self.rounds.open(version)
         early, self._early = self._early, []
@@ -103,6 +105,11 @@ class SimulatedShard:
         """Take a frame. The shard's thread handles frames one after another."""
         self._thread.run(self._costs.bookkeeping, self._handle, Origin(Slot(group), rank, version))
 
+    @property
+    def stands_still(self) -> bool:
+        """True if the processes of this rank do nothing now."""
+        return through(of_rank(self._standstills, self.rank), self._loop.now, 0.0) > self._loop.now
+
     def after_frames(self, call: Callable[..., object], *arguments: object) -> None:
         """Call a function when all earlier frames are handled."""
         self._thread.run(0.0, call, *arguments)
@@ -112,8 +119,30 @@ class SimulatedShard:
             self._listener.hear(origin)
         if origin.version > self._version:
             self._early.append(origin)
-        elif origin.rank in self._listener.live and not self.rounds.offer(origin, origin):
+        elif origin.rank in self._listener.live:
+            self._offer(origin)
+
+    def _offer(self, origin: Origin) -> None:
+        if self.rounds.offer(origin, origin):
+            self._taken[origin.slot.group].add(origin.rank)
+        else:
             self._listener.drop(self._version)
+
+    def lacks(self, rank: int, version: int) -> list[int]:
+        """Return the groups without a gradient of `rank` in the round of `version`, which may not be open yet on this rank."""
+        return [group for group in self.groups if version != self._version or rank not in self._taken[group]]
+
+    def take_of_lost(self, rank: int, group: int, version: int) -> None:
+        """Take the gradient of a lost worker that another shard has passed on."""
+        self._thread.run(self._costs.bookkeeping, self._offer, Origin(Slot(group), rank, version))
+
+    def withdraw(self, rank: int) -> None:
+        """Wait for no more gradients of a lost worker, once all earlier frames are handled."""
+        self._thread.run(0.0, self.rounds.withdraw, rank)
+
+    def pass_no_more(self, rank: int) -> None:
+        """Expect a lost worker to pass no weights on."""
+        self._passing = {frame for frame in self._passing if frame[0] != rank}
 
     def _add(self, origin: Origin) -> None:
         group = origin.slot.group
@@ -143,7 +172,7 @@ class SimulatedShard:
             self._paths.answer(self.rank, self._loop.now, self._listener.hear_closed, self.rank, group, added)
 
     def _send(self, source: int, rank: int, group: int, made: int, *, is_passed_on: bool) -> None:
-        if is_passed_on:
+        if is_passed_on and not (self._paths.is_cut(source) or self._paths.is_cut(rank)):
             self._passing.add((rank, made, group))
         hear = self._pass_on if is_passed_on else self._workers[rank].hear_weights
         way = (rank, made, group) if is_passed_on else (made, group)

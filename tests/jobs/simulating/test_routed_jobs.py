@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import replace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from psnode.config.load import load
-from psnode.errors import ConfigurationError, PsnodeError, TransportError
+from psnode.errors import ConfigurationError, TransportError
 from psnode.exchange.routes.topologies import routes_of
 from psnode.jobs.planning import job_step
 from psnode.jobs.planning.profile import GroupCosts, HostCosts, Profile, SchemeCosts, TensorTimes
@@ -239,12 +240,103 @@ def test_a_silent_worker_that_passes_no_weights_on_is_suspended_and_returns() ->
     assert sorted(found.versions[-1].contributors) == [1, 2, 3]
 
 
+GATHER = Scenario(3, RATE, 0.0, 64, uneven=0.0)
+
+
+def test_a_gather_goes_on_without_a_lost_worker() -> None:
+    """Rank 2 dies during its passes of the second step, and the others wait until the master knows. Then they exchange one
+    gradient each, of .1 s.
+    """
+    among = Disturbances(deaths=[Death(2, 0.6)], detection=0.5)
+    found = job(costs({"up": 100_000}), "gather", GATHER, 4, among)
+    assert [sorted(version.contributors) for version in found.versions] == [[1, 2, 3], [1, 3], [1, 3], [1, 3]]
+    assert found.step_times == pytest.approx([0.5, 0.6, 0.4, 0.4])
+    assert [(event["event"], event["rank"]) for event in found.events] == [("lost", 2)]
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_a_gradient_of_a_lost_worker_counts_at_all_shards_or_at_none(held: bool) -> None:
+    """At .3 s, every worker sends .1 s to each of the others. The connection to rank 3 is the heavier one of rank 2, so that the
+    frame to rank 3 takes half of its links and arrives at .5 s, and the one to rank 1 at .5105 s. If rank 2 dies between, rank 3
+    sends the gradient to the master, and the master sends it to rank 1, after the detection. If rank 2 dies before, no other rank
+    has the gradient.
+    """
+    scenario, death = Scenario(3, RATE, 0.0, 64, uneven=0.4), 0.505 if held else 0.45
+    found = job(costs({"up": 100_000}), "gather", scenario, 3, Disturbances(deaths=[Death(2, death)], detection=0.5))
+    assert [sorted(version.contributors) for version in found.versions] == [[1, 2, 3] if held else [1, 3], [1, 3], [1, 3]]
+    assert found.step_times == pytest.approx([death + 0.5 + (0.2 if held else 0.0), 0.4, 0.4])
+    assert (found.received[0], found.sent[0]) == ((100_000, 100_000) if held else (0, 0))
+    assert sum(found.sent) == sum(version.up + version.down for version in found.versions)
+
+
+def test_a_silent_worker_of_a_gather_is_lost() -> None:
+    """Its weights would lack updates that no rank keeps."""
+    among = Disturbances(standstills=[Standstill(2, 1.0, 5.9)])
+    found = job(costs({}), "gather", Scenario(3, None, 0.0, 8), 30, among, deadline=1.0, pause_deadline=1.0)
+    assert [(event["event"], event["rank"]) for event in found.events] == [("lost", 2)]
+    assert "it cannot come back" in found.events[0]["reason"]
+    assert sorted(found.versions[-1].contributors) == [1, 3] and len(found.versions) == 30
+
+
+def test_a_silent_worker_that_dies_later_is_lost_once() -> None:
+    among = Disturbances(standstills=[Standstill(2, 1.0, 5.9)], deaths=[Death(2, 3.0)])
+    found = job(costs({}), "gather", Scenario(3, None, 0.0, 8), 30, among, deadline=1.0, pause_deadline=1.0)
+    assert [(event["event"], event["rank"]) for event in found.events] == [("lost", 2)]
+
+
+def test_a_gather_ends_with_its_last_worker() -> None:
+    among = Disturbances(deaths=[Death(1, 0.4), Death(2, 1.9)], detection=0.1)
+    found = job(costs({}), "gather", Scenario(2, None, 0.0, 8), 9, among)
+    assert isinstance(found.failure, TransportError) and found.failure.exit_code == 3
+    assert "the run cannot go on without rank 2" in str(found.failure)
+    assert found.seconds == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("seed", range(40))
 @pytest.mark.parametrize("topology", ["gather", "star:down=tree"])
-def test_losses_that_are_not_simulated_are_refused(topology: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"--kill is not simulated under --topology {topology}"):
-        job(costs({}), topology, Scenario(2, None, 0.0, 8), 1, Disturbances(deaths=[Death(1, 1.0)]))
-    with pytest.raises(PsnodeError, match="which is not simulated: set a longer --pause-deadline"):
-        job(costs({}), topology, Scenario(3, None, 0.0, 8), 9, Disturbances(standstills=[Standstill(1, 1.0, 500.0)]))
+def test_a_job_goes_on_when_two_of_five_workers_die_at_any_time(topology: str, seed: int) -> None:
+    chance = random.Random(f"{topology} {seed}")
+    deaths = [Death(rank, chance.uniform(0, 3)) for rank in chance.sample(range(1, 6), 2)]
+    if seed % 2:  # both within one flush
+        deaths[1] = Death(deaths[1].rank, deaths[0].time + chance.uniform(0, 0.2))
+    among = Disturbances(Spread(0.3, seed=seed + 1), deaths=deaths, detection=chance.choice((0.0, 0.05, 0.3)))
+    sizes = [
+        {"ready": 0.1 * n, "up": chance.randint(0, 40_000), "down": chance.randint(0, 20_000), "decode": 0.002} for n in (1, 2)
+    ]
+    scenario = Scenario(5, RATE, chance.choice((0.0, 0.01)), 2)
+    found = job(costs(*sizes), topology, scenario, 25, among)
+    assert len(found.versions) == 25 and found.failure is None
+    assert [event["rank"] for event in found.events if event["event"] == "lost"] == [
+        death.rank for death in sorted(deaths, key=lambda death: death.time)
+    ]
+    survivors = set(range(1, 6)) - {death.rank for death in deaths}
+    assert all(survivors <= version.contributors for version in found.versions)
+    assert found.versions[-1].contributors == survivors
+    for group in (0, 1):  # a worker that is lost never comes back
+        ranks = [{gradient.rank for gradient in version.added[group]} for version in found.versions]
+        assert all(later <= earlier for earlier, later in itertools.pairwise(ranks))
+
+
+def test_the_ranks_below_a_lost_one_get_the_weights_from_the_master() -> None:
+    """Ranks 1 and 2 get the first version, of .05 s, at .4 s. Rank 1 dies before it has passed the version on to rank 3. The
+    master knows at .92 s, and sends rank 3 the whole weights, 16 bytes, on which rank 3 computes until 1.22 s. The second
+    version has been sent as if rank 1 would pass it on, and rank 3 gets it as whole weights too, while rank 2 gets its part:
+    .05 s. Later versions are sent to both.
+    """
+    among = Disturbances(deaths=[Death(1, 0.42)], detection=0.5)
+    found = job(costs({"down": 50_000}), "star:down=tree", Scenario(3, RATE, 0.0, 8, uneven=0.0), 4, among)
+    assert found.step_times == pytest.approx([0.3, 0.92, 0.35, 0.4], abs=1e-4)
+    assert [sorted(version.contributors) for version in found.versions] == [[1, 2, 3], [2, 3], [2, 3], [2, 3]]
+    assert [(event["event"], event["rank"]) for event in found.events] == [("lost", 1), ("bypassed", 1)]
+    assert found.received[3] == 2 * 16 + 3 * 50_000  # with the frame that rank 1 did not finish, and the last version
+
+
+def test_a_silent_worker_that_passes_weights_on_is_suspended_and_returns() -> None:
+    among = Disturbances(standstills=[Standstill(1, 1.0, 5.9)])
+    found = job(costs({}), "star:down=tree", Scenario(3, None, 0.0, 8), 30, among, deadline=1.0, pause_deadline=1.0)
+    events = [(event["event"], event["rank"]) for event in found.events]
+    assert events == [("suspended", 1), ("bypassed", 1), ("returned", 1)]
+    assert sorted(found.versions[-1].contributors) == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
