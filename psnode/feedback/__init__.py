@@ -24,7 +24,10 @@ RULES: dict[str, type[Feedback]] = {
 
 
 def get_feedback(text: str) -> Feedback:
-    """Return the rule of a spec such as `ef` or `dgc:momentum=0.9,nesterov=true`. ConfigurationError names the valid rules."""
+    """Return the rule of a spec such as `ef` or `dgc:momentum=0.9,nesterov=true`.
+
+    Raises ConfigurationError for a text that names no rule. The error names the valid rules.
+    """
     wrapped, stages = spec.parse(text)
     if wrapped or len(stages) != 1:
         raise ConfigurationError(f"feedback {text!r} must be one rule: choose from {', '.join(RULES)}")

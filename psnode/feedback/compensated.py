@@ -20,16 +20,18 @@ from psnode.feedback.none import NoFeedback
 class CompensatedQuantisation(Feedback):
     """ECQ-SGD: p = g + alpha h, send q = Q(p), h = beta h + (g - q).
 
-    The accumulated error is the gradient minus the sent values: the paper's h is the sum of beta^(t - 1 - s) (g_s - q_s) over
-    the steps s before t, not the sum with p_s - q_s. With e = p - q this gives h = (beta - alpha) h + e. So alpha = beta = 1
-    is error feedback. As in the paper, an unbiased codec is used unchanged: if its variance is at most omega ||p||^2, E||h||^2
-    stays bounded for alpha^2 omega + (beta - alpha)^2 < 1.
+    Here g is the gradient, Q the codec, and h the accumulated error, which begins with 0. Before step t, the paper's h is the
+    sum of beta^(t - 1 - s) (g_s - q_s) over all earlier steps s. It accumulates g - q, not the coding error e = p - q of error
+    feedback. In terms of e, the recursion is h = (beta - alpha) h + e, so alpha = beta = 1 is error feedback.
 
-    The sum weighted by the decay is conserved for every alpha: sum over t <= T of beta^(T - t) (g_t - q_t) = h_T. With beta = 1
-    the sum of all sent values + h = the sum of g; with a smaller beta, old errors are forgotten.
+    As in the paper, an unbiased codec is used unchanged. If its variance is at most omega ||p||^2, E||h||^2 stays bounded for
+    alpha^2 omega + (beta - alpha)^2 < 1.
 
-    Wu, Huang, Huang, Zhang, "Error compensated quantized SGD and its applications to large-scale distributed optimization", ICML
-    2018: the definition of h, its recursion, p and the bound above.
+    For every alpha, the sum of beta^(T - t) (g_t - q_t) over all steps t <= T is h after step T. With beta = 1, the sum of all
+    sent values plus h is therefore the sum of all gradients. With a smaller beta, old errors are forgotten.
+
+    Wu, Huang, Huang, Zhang, "Error compensated quantized SGD and its applications to large-scale distributed optimization",
+    ICML 2018: the definition of h, its recursion, p and the bound above.
     """
 
     id: ClassVar[str] = "ecq"

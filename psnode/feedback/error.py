@@ -21,12 +21,14 @@ from psnode.feedback.none import NoFeedback
 class ErrorFeedback(Feedback):
     """Error feedback, which adds the coding error to the next gradient: p = g + decay * e, send C(p), e = p - C(p).
 
-    Error feedback converges for every contraction C (Karimireddy et al., "Error feedback fixes SignSGD", ICML 2019,
-    algorithm 2); an unbiased codec is therefore used in its contractive form. With decay=1 the sum of all sent values + e = the
-    sum of g. With rescale=true, e is multiplied by lr_s/lr_t, where s is the step of the last push and t the present step:
-    when the learning rate changes, the residual keeps its size in units of weights (Zheng, Huang, Kwok,
+    Here g is the gradient, C encodes and decodes, and e is the residual. Error feedback converges for every contraction C
+    (Karimireddy et al., "Error feedback fixes SignSGD", ICML 2019, algorithm 2). Therefore an unbiased codec is used in its
+    contractive form. With decay=1, the sum of all sent values plus e is the sum of all gradients.
+
+    With rescale=true, e is multiplied by lr_s / lr_t before it is added, where s is the step of the last push and t the
+    present step. So the residual keeps its size in units of weights when the learning rate changes (Zheng, Huang, Kwok,
     "Communication-efficient distributed blockwise momentum SGD with error-feedback", NeurIPS 2019, algorithm 1). Then the sum
-    of lr * sent values + lr * e = the sum of lr * g, where each term has the lr of its own step.
+    of lr * sent values, plus lr * e, is the sum of lr * g, where each term has the lr of its own step.
     """
 
     id: ClassVar[str] = "ef"
@@ -80,12 +82,12 @@ class ErrorFeedback(Feedback):
         return codec.encode(Accumulated(parts, residual), rng, sink=Subtracted(residual), out=out)
 
     def _carried(self, state: State, context: Context) -> Floats:
-        """Return decay * e, computed in place of e."""
+        """Multiply the residual e in place by `factor(context)`, and return it."""
         residual, factor = state["residual"], self.factor(context)
         if factor != 1:
             np.multiply(residual, factor, out=residual)
         return residual
 
     def factor(self, context: Context) -> np.float32:
-        """Return the factor by which the residual is multiplied before a gradient is added."""
+        """Return the factor by which the residual is multiplied before the next gradient is added to it."""
         return np.float32(self.decay * (context.lr_ratio if self.rescale else 1.0))

@@ -32,7 +32,7 @@ ALONE = Context()
 class MomentumRule(NamedTuple):
     """Momentum v = momentum v + gain g, which gathers the gradients g.
 
-    g is replaced by v or, with nesterov, by gain g + momentum v.
+    The values used in place of g are v or, with nesterov, gain g + momentum v.
     """
 
     momentum: float
@@ -57,7 +57,10 @@ class Feedback(ABC):
 
     @property
     def gathering(self) -> MomentumRule | None:
-        """The momentum that gathers gradients before coding, or None. If a rule has a momentum, the job uses no other one."""
+        """The momentum with which the rule gathers gradients before coding, or None.
+
+        If it is not None, the job uses no other momentum.
+        """
         return None
 
     @property
@@ -67,7 +70,7 @@ class Feedback(ABC):
 
     @property
     def sums(self) -> bool:
-        """True if the rule `only_adds` and keeps the whole residual, so that subtracting the gradient undoes a push."""
+        """True if the rule `only_adds` and never scales the residual down. Then subtracting the gradient undoes a push."""
         return False
 
     @abstractmethod
@@ -79,10 +82,11 @@ class Feedback(ABC):
         return codec if self.memory is None else codec.contractive()
 
     def merges(self, codec: Codec) -> bool:
-        """Return True if the senders of a step share a key, so that their payloads are summed undecoded and decoded once.
+        """Return True if payloads of several senders may be summed undecoded and then decoded once.
 
-        A residual holds the coded values minus the decoded values of the sender's own payload. So under a rule with a residual,
-        merged payloads must decode to the sum of these decoded values.
+        In this case all senders of a step use the same key. A residual holds the coded values minus the decoded values of the
+        sender's own payload. So under a rule with a residual, the merged payload must decode to the sum of the senders'
+        decoded values.
         """
         return codec.linear and (self.memory is None or codec.traits.decodes_linearly)
 
@@ -102,7 +106,7 @@ class Feedback(ABC):
     ) -> Payload:
         """Code a segment's gradient (float32, of the segment's shape) and update `state`. Return the payload.
 
-        `codec`: the result of `form`. `out`: passed on to encode. The gradient is not modified.
+        `codec`: the result of `form`. `out`: the buffer that is passed on to `encode`. The gradient is not modified.
         """
 
     def push_parts(
@@ -115,18 +119,24 @@ class Feedback(ABC):
         out: Bytes | None = None,
         context: Context = ALONE,
     ) -> Payload:
-        """Code a gradient like `push`. It has `shape`, consists of the flat `parts`, and is zero elsewhere."""
+        """Code a gradient of `shape` like `push`. The gradient consists of the flat `parts` and is zero elsewhere.
+
+        Each part is given with its offset.
+        """
         gradient = np.zeros(math.prod(shape), np.float32)
         for place, part in parts:
             gradient[place : place + part.size] = part
         return self.push(gradient.reshape(shape), state, codec, rng, out, context)
 
     def coded(self, gradient: Floats, state: State, decoded: Floats) -> Floats:
-        """Return the array that the last push gave to the codec. `gradient` and `state` are unchanged since that push."""
+        """Return the array that the last push gave to the codec. `gradient` and `state` must not have changed since that push.
+
+        `decoded`: the decoded payload of the push.
+        """
         return gradient if self.memory is None else state[self.memory].reshape(gradient.shape) + decoded
 
     def lost(self, gradient: Floats, state: State, decoded: Floats) -> tuple[float, float]:
-        """Return ||p - decoded||^2 and ||p||^2, where p are the values that the last push coded."""
+        """Return ||p - decoded||^2 and ||p||^2, where p is the array that the last push gave to the codec."""
         coded = self.coded(gradient, state, decoded)
         return energy(coded - decoded), energy(coded)
 

@@ -34,7 +34,10 @@ class _SenderMomentum(Feedback):
         return MomentumRule(self.momentum, nesterov=self.nesterov)
 
     def _accumulate(self, gradient: Floats, u: Floats, v: Floats, workers: int) -> None:
-        """Update u and v with the clipped gradient g: u = m u + g and v += u; with nesterov u = m (u + g) and v += u + g."""
+        """Update the momentum u and the sum v with the gradient g, which is first clipped: u = m u + g, then v += u.
+
+        m is the momentum factor. With nesterov, u = m (u + g), then v += u + g.
+        """
         flat, scale = np.ascontiguousarray(gradient).reshape(-1), np.float32(1)
         if self.clip:
             norm, limit = math.sqrt(square_sum(flat)), self.clip / math.sqrt(workers)
@@ -46,12 +49,12 @@ class _SenderMomentum(Feedback):
 class MomentumCorrection(_SenderMomentum):
     """DGC: momentum is accumulated before coding, and set to 0 at sent coordinates (momentum factor masking).
 
-    u = m u + g, v = v + u, send C(v), v = v - C(v), u = 0 on the support of C(v). With nesterov u = m (u + g), v = v + u
-    + g.
+    For the gradient g and the momentum factor m: u = m u + g, v = v + u, send C(v), v = v - C(v), u = 0 where C(v) has values.
+    With nesterov u = m (u + g), v = v + u + g. C encodes and decodes; u and v are the rule's memories.
 
-    After a lossless codec u is not set to 0, because all coordinates are sent together. With clip > 0 a segment's gradient
-    is first scaled to a norm of at most clip / sqrt(workers). Lin et al., "Deep gradient compression", ICLR 2018, section
-    3, appendix B.
+    After a lossless codec u is not set to 0, because all coordinates are sent together. With clip > 0 a segment's gradient is
+    first scaled to a norm of at most clip / sqrt(workers). Lin et al., "Deep gradient compression", ICLR 2018, section 3,
+    appendix B.
     """
 
     id: ClassVar[str] = "dgc"
@@ -86,7 +89,8 @@ class MomentumCorrection(_SenderMomentum):
 class LocalMomentum(_SenderMomentum):
     """Momentum at the sender, without a residual: DGC's rule for vectors that are sent uncompressed.
 
-    The rule codes u = m u + g. With nesterov, u = m (u + g), and the rule codes u + g. The parameters are those of `dgc`.
+    For the gradient g and the momentum factor m, the rule codes u = m u + g. With nesterov, u = m (u + g), and the rule codes
+    u + g. The parameters are those of `dgc`.
     """
 
     id: ClassVar[str] = "momentum"

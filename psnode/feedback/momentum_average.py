@@ -1,4 +1,4 @@
-"""Signum's moving average of gradients."""
+"""Signum's feedback rule: a moving average of gradients is coded in place of the gradient."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from psnode.feedback.feedback_rule import ALONE, Context, Feedback, MomentumRule
 
 @dataclass(frozen=True, repr=False)
 class MomentumAverage(Feedback):
-    """Signum: m = beta m + (1 - beta) g is coded in place of g (Bernstein et al., "signSGD", ICML 2018, algorithm 2)."""
+    """Signum: m = beta m + (1 - beta) g is coded in place of the gradient g.
+
+    Bernstein et al., "signSGD", ICML 2018, algorithm 2.
+    """
 
     id: ClassVar[str] = "ema"
 
