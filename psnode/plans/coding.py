@@ -1,4 +1,4 @@
-"""Coding of a plan's segments: the codecs of both directions in every phase of a run, and the limits of payloads.
+"""Coding of a plan's segments: the codecs of both directions in every phase of a run, and the largest sizes of payloads.
 
 A plan and a scheme name codecs and the feedback rule in text. A Coding parses these names once, for all code that encodes,
 decodes or checks segments, or predicts their cost.
@@ -28,9 +28,10 @@ ALL = 0  # instead of a rank in a key: all workers of a step share the key, so t
 class SegmentCoding:
     """Coding of one segment in both directions.
 
-    `rule`: the run's feedback rule; `feedback`: the rule that this segment follows. `ups`: the codec of the segment's gradient
-    in each phase of a warm-up, in the form that the rule needs; the last codec is used in all later steps. `down`: the codec of
-    a change of the segment's weights; None if weights travel whole.
+    `rule`: the feedback rule of the run. `feedback`: the rule of this segment, which may differ from `rule` if the segment
+    travels uncompressed. `ups`: the codecs of the segment's gradient, one for each phase of a warm-up, in the form that the
+    rule needs; the last codec is used in all later steps. `down`: the codec of changes of the segment's weights; None if
+    weights are sent whole.
     """
 
     segment: Segment
@@ -51,8 +52,8 @@ class SegmentCoding:
     ) -> SegmentCoding:
         """Return the coding of a segment with the codec that the segment names.
 
-        `warmup`: the sparsifier's ratio in each phase before the codec's own ratio. `clipped`: True if the master may use only a
-        part of a push; then a segment that travels uncompressed also needs the rule's residual.
+        `warmup`: the ratios of a sparsifier in the phases of the warm-up, before it uses its own ratio. `clipped`: True if the
+        master may use only a part of a push. A segment that travels uncompressed then needs the residual of `rule`, too.
         """
         codec = known_codec(segment.codec)
         needs_memory = clipped and rule.memory is not None
@@ -75,7 +76,7 @@ class SegmentCoding:
 
     @property
     def merges(self) -> bool:
-        """True if the workers' payloads are summed undecoded, and the sum is decoded once.
+        """True if the workers' payloads of the segment are summed undecoded, and the sum is decoded once.
 
         Payloads of lossless codecs are not summed undecoded, since this would save no work.
         """
@@ -102,26 +103,32 @@ class Coding:
 
     @property
     def down(self) -> list[Codec] | None:
-        """The codec of every segment's part of a DELTA frame; None if the downlink is dense."""
+        """The codecs of the payloads in a DELTA frame, by segment; None if the downlink is dense."""
         return [each.down for each in self.segments if each.down is not None] if self.is_coded_down else None
 
     @property
     def limits(self) -> list[int]:
-        """By segment, the largest size of a worker's payload in any phase, in bytes."""
+        """The largest size in bytes of a worker's payload in any phase, by segment."""
         return [each.limit for each in self.segments]
 
     @property
     def gathering(self) -> MomentumRule | None:
-        """Momentum with which the master, not the senders, gathers weight decay; None: the optimizer applies the decay."""
+        """The momentum with which the master gathers weight decay while the senders gather gradients with the same momentum.
+
+        None: the optimizer applies the decay.
+        """
         return self.feedback.gathering if self.scheme.gathers_decay else None
 
     def phase(self, steps: int, steps_per_epoch: int) -> int:
-        """Return the phase of the warm-up, counted from 0, after `steps` steps. The number keeps rising after the warm-up."""
+        """Return the phase of the warm-up after `steps` steps, counted from 0. After the warm-up the number continues to rise."""
         return int(steps / (self.scheme.ratio_epochs * steps_per_epoch))
 
 
 def gradient_key(seed: int, rank: int, step: int, group: int, segment: int) -> Key:
-    """Return the key with which `rank` codes a segment of its gradient in `step`. If payloads are merged, `rank` is ALL."""
+    """Return the key with which `rank` codes a segment of its gradient in `step`.
+
+    If payloads are merged undecoded, all workers need the same key: then `rank` is ALL.
+    """
     return Key.derive(seed, "gradient", rank, step, group, segment)
 
 
@@ -132,15 +139,18 @@ def loses(spec: str) -> bool:
 
 
 def is_in_vain(codec: Codec, shape: tuple[int, ...]) -> bool:
-    """Return True if `codec` is not adaptive and its payloads may be as large as an array of `shape`."""
+    """Return True if coding an array of `shape` may save nothing: the payload may be as large as the array.
+
+    Always False for an adaptive codec.
+    """
     return not codec.traits.adaptive and codec.max_nbytes(shape) >= 4 * math.prod(shape)
 
 
 def _downs(plan: Plan, spec: str) -> list[Codec]:
-    """Return the codec of a change of each segment's weights.
+    """Return, by segment, the codec of a change of the segment's weights.
 
-    Changes travel uncompressed if `spec` would not make them smaller. If some gradients are coded, changes also travel
-    uncompressed for the segments whose gradients are not coded: these segments are the small tensors.
+    A change travels uncompressed if `spec` would not make it smaller. If some gradients of the plan are coded, changes also
+    travel uncompressed in the segments whose gradients are not coded, which are those of small tensors.
     """
     codec, identity = known_codec(spec).contractive(), known_codec(IDENTITY)
     some_coded = any(segment.codec != IDENTITY for segment in plan.segments)

@@ -103,7 +103,7 @@ class Plan:
         return {name: place for name, place in self.slices().items() if place.start < stop and start < place.stop}
 
     def difference(self, shapes: Mapping[str, tuple[int, ...]]) -> str:
-        """Return a text about the first tensor that differs between the plan and a model's `shapes`; empty if all are equal.
+        """Return a text about the first tensor that differs between the plan and a model's `shapes`; empty if no tensor differs.
 
         In the text, `there` means the plan and `now` means the model.
         """

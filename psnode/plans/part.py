@@ -10,11 +10,11 @@ from psnode.plans.groups import Group, Plan, Tensor
 
 @dataclass(frozen=True)
 class PlanPart:
-    """Part of the plan `whole`. `own`: a plan of the part's groups, placed one after another.
+    """Part of the plan `whole`. `own`: a plan of the part's groups, whose flat vector holds only these groups, one after another.
 
     Groups and segments of `own` keep their numbers in `whole`, so that `own.groups[i].index` may differ from i. If only some
-    coordinates of a tensor belong to the part, the tensor is flat in `own`, and `pieces` maps its name to the ranges of these
-    coordinates, in order.
+    coordinates of a tensor belong to the part, the tensor is flat in `own`. Then `pieces` maps the tensor's name to the ranges
+    of these coordinates within the tensor, in order.
     """
 
     whole: Plan
@@ -23,7 +23,7 @@ class PlanPart:
 
     @property
     def groups(self) -> dict[int, Group]:
-        """The groups, by their numbers in the whole plan. Their coordinates count in the part's vector."""
+        """The part's groups, by their numbers in the whole plan. Their coordinates are positions in the part's own vector."""
         return {group.index: group for group in self.own.groups}
 
     @property
@@ -38,7 +38,7 @@ def all_of(plan: Plan) -> PlanPart:
 
 
 def part_of(plan: Plan, groups: Iterable[int]) -> PlanPart:
-    """Return the part of `plan` with these `groups`. Raises ValueError for a number that no group has."""
+    """Return the part of `plan` that consists of the groups with the numbers `groups`. Raises ValueError for a wrong number."""
     chosen = sorted(set(groups))
     if unknown := [index for index in chosen if not 0 <= index < len(plan.groups)]:
         raise ValueError(f"the plan has {len(plan.groups)} groups, and none of number {unknown[0]}")
@@ -63,7 +63,7 @@ def part_of(plan: Plan, groups: Iterable[int]) -> PlanPart:
 
 
 def _laid(groups: Iterable[Group]) -> Iterable[Group]:
-    """Yield the groups, moved so that they follow one another from coordinate 0."""
+    """Yield the groups with new coordinates: the first begins at 0, and each other group where the previous group ends."""
     start = 0
     for group in groups:
         shift = start - group.start

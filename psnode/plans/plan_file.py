@@ -30,9 +30,9 @@ _GROUPING = ("small_tensors", "min_compress_bytes", "group_by", "group_bytes")  
 class PlanFile:
     """A plan for one model.
 
-    `settings`: those of psnode.config.schemes.SETTINGS that make the plan's scheme, by name. `prediction`: that of the step, None
-    if nothing was predicted. `told`: lines about the choice, for people. `topology`: the setting under which the step was
-    predicted, and under which the plan is used.
+    `settings`: the settings that make the plan's scheme, by name; all names are in psnode.config.schemes.SETTINGS.
+    `prediction`: the predicted step, None if no step was predicted. `told`: lines for people, which explain the choice.
+    `topology`: the topology for which the step was predicted, and with which the plan is used.
     """
 
     plan: Plan
@@ -109,10 +109,10 @@ class PlanFile:
         return replace(config, train_dir=config.directory, topology=topology, **groups, **self.settings)
 
     def _topology_beside(self, config: Config) -> str:
-        """Return the topology of a run with `config`: the plan's, unless the plan is for the usual one.
+        """Return the topology of a run with `config`: the plan's if only the plan's is unusual, otherwise that of `config`.
 
-        Raises ConfigurationError if `config` names another one, or does not name one whose servers are ranks of their own: they
-        would not have been started.
+        Raises ConfigurationError if the plan and `config` have different topologies and both are unusual. Also raises it if
+        only the plan has a topology with servers, since these ranks have not been started.
         """
         if self.topology in (_USUAL, config.topology):
             return config.topology
@@ -127,9 +127,10 @@ class PlanFile:
         return self.topology
 
     def coding(self, config: Config, shapes: Mapping[str, tuple[int, ...]]) -> Coding:
-        """Return the coding of a model whose trained tensors have these `shapes`, under `config` with the plan's settings.
+        """Return the coding of a model by this plan, under `config` with the plan's settings.
 
-        Raises ConfigurationError if the plan is for another model, or if the optimizer cannot use it.
+        `shapes`: the shapes of the model's trained tensors. Raises ConfigurationError if the plan is for another model, or if
+        the optimizer cannot use it.
         """
         if problem := self.plan.difference(shapes):
             raise ConfigurationError(f"--plan {self._path} is of another model: {problem}; make a plan of this one")
@@ -145,7 +146,7 @@ class PlanFile:
 
 
 def stated_settings(config: Config) -> dict[str, Any]:
-    """Return the settings of `config` that make its scheme and differ from the default, in the form of a plan file."""
+    """Return, in the form of a plan file, the settings of `config` that make its scheme and differ from their defaults."""
     usual = Config()
     found = {name: getattr(config, name) for name in SETTINGS if getattr(config, name) != getattr(usual, name)}
     return dict(json.loads(to_json({"scheme": config.scheme, **found})))

@@ -16,7 +16,7 @@ def _plain(text: object) -> str:
 class PredictedSpan(NamedTuple):
     """Work in a predicted step: its `kind` (of SPANS), its `group` (-1: no group), and its `begin` and `end` in seconds.
 
-    The times count from the moment at which the previous version ends, with the last update of a group.
+    The times are counted from the last update of a group in the previous version, which ends that version.
     """
 
     kind: str
@@ -43,8 +43,9 @@ MOST_SPANS = 2000  # in a prediction; if a step has more spans, the prediction k
 class Prediction:
     """The duration `step` in seconds that was predicted for `workers` workers, and the source of the prediction.
 
-    `binds`: the resource that limits the step, if known. `spans`: the work in the step, on the rank whose update is the last (in
-    a star the master) and on the worker whose gradient comes last to this rank; empty if unknown.
+    `binds`: the resource that limits the step, if known. `spans`: the work of two ranks in the step, or empty if unknown. One
+    is the rank that makes the last update (in a star, the master). The other is the worker whose gradient reaches that rank
+    last.
     """
 
     step: float
@@ -74,8 +75,8 @@ class Prediction:
         return found
 
     def beside(self, measured: float) -> dict[str, Any]:
-        """Return the prediction, without its spans, and the `measured` seconds of a step.
+        """Return the prediction, without its spans, and next to it the `measured` seconds of a step.
 
-        `off` in the result is the share by which the measured step is longer than the predicted step.
+        `off` in the result is the excess of the measured over the predicted step, as a share of the predicted step.
         """
         return {**replace(self, spans=()).to_dict(), "measured": measured, "off": measured / self.step - 1}

@@ -9,10 +9,11 @@ MASTER = 0  # the rank that decides, in every topology, which ranks take part
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Ranks of a job by role: the master, then `workers`, then `spares`, which follow all versions and wait for a place.
+    """Ranks of a job by role: the master, then `workers`, then `spares`, which get all versions and wait to replace a worker.
 
-    The last ranks are `servers`, which update weights as the master does and compute no gradients. So the ranks of workers do not
-    depend on the number of servers. Random numbers and the names of checkpoint files follow from these ranks.
+    The last ranks are `servers`, which update weights as the master does and compute no gradients. Since they come last, the
+    ranks of workers do not depend on the number of servers. This matters because random numbers and the names of checkpoint
+    files depend on the ranks of workers.
     """
 
     workers: int
@@ -21,7 +22,7 @@ class Layout:
 
     @classmethod
     def of(cls, size: int, spares: int, servers: int = 0) -> Layout:
-        """Return the layout of a job of `size` ranks. It has no workers if there are too few ranks."""
+        """Return the layout of a job of `size` ranks. If there are too few ranks, the layout has no workers."""
         servers = min(servers, size - 1)
         return cls(max(0, size - 1 - spares - servers), min(spares, size - 1 - servers), servers)
 
@@ -56,7 +57,7 @@ class Layout:
         return range(self.computing.start, self.waiting.stop)
 
     def place(self, rank: int) -> int:
-        """Return the number, from 0, of the share of examples with which `rank` begins.
+        """Return the number, counted from 0, of the share of examples with which `rank` begins.
 
         A spare gets another share when it takes a worker's place.
         """

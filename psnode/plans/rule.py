@@ -36,15 +36,17 @@ def make_plan(
 ) -> Plan:
     """Return the plan for `tensors`, which are given in the order in which their gradients finish.
 
-    Three kinds of tensors travel uncompressed (codec `identity`): tensors with fewer than two dimensions, tensors smaller
-    than `min_compress_bytes`, and, unless the codec is adaptive, tensors whose payload could be as large as the tensor. Within
-    a group the coded tensors come before the uncompressed ones, so that each codec gets one long run. A codec that needs shapes
+    Three kinds of tensors travel uncompressed (codec `identity`): tensors with fewer than two dimensions, tensors smaller than
+    `min_compress_bytes`, and, unless the codec is adaptive, tensors whose payload could be as large as the tensor. Within a
+    group the coded tensors come before the uncompressed ones, so that each codec gets one long run. A codec that needs shapes
     gets large embeddings in blocks of rows.
 
     No segment and no group of several segments has more than MAX_SEGMENT coordinates. Raises ConfigurationError for a larger
-    tensor that the codec cannot code in pieces. With `whole_tensors` groups end where tensors end. With `code_small` small
-    tensors are coded as well. A codec that can code several tensors in one call then gets tensors of any size, except where
-    the common payload would not be smaller.
+    tensor that the codec cannot code in pieces. With `whole_tensors` groups end where tensors end.
+
+    With `code_small`, a codec that needs no shapes codes small tensors as well. If the codec can also code several tensors in
+    one call, it codes segments of small and large tensors together. Such a segment travels uncompressed only if its payload
+    would not be smaller.
     """
     if not tensors:
         raise ConfigurationError("the model has no trainable parameters")
@@ -60,10 +62,10 @@ def assembled(
     whole_tensors: bool = False,
     code_small: bool = False,
 ) -> Plan:
-    """Return the plan whose groups are `runs`: neighbouring tensors, the codec of the coded tensors, and the bytes of a segment.
+    """Return the plan whose groups are made of `runs`.
 
-    Segments have about this number of bytes, and a run that is larger becomes several groups. The other rules, and the errors,
-    are those of make_plan.
+    A run is a triple: neighbouring tensors, the codec of those tensors that are coded, and the approximate bytes of a segment.
+    A run that is larger than this becomes several groups. All other rules, and the errors, are those of make_plan.
     """
     ordered: list[Tensor] = []
     groups: list[Group] = []
@@ -101,7 +103,10 @@ def plan_of(tensors: Sequence[Tensor], scheme: Scheme, config: Config) -> Plan:
 
 
 def grouping_of(config: Config) -> dict[str, Any]:
-    """Return the settings with which make_plan groups tensors, by name. `group_bytes`: 0 if the start of the job chooses it."""
+    """Return the settings with which make_plan groups tensors, by name.
+
+    `group_bytes` is 0 if this size is chosen when a job starts.
+    """
     return {
         "group_by": config.group_by, "group_bytes": config.group_bytes, "min_compress_bytes": config.min_compress_bytes,
         "whole_tensors": config.whole_tensors, "code_small": config.small_tensors == "coded",
@@ -109,7 +114,7 @@ def grouping_of(config: Config) -> dict[str, Any]:
 
 
 def codec_in_plan(tensor: Tensor, spec: str, *, min_compress_bytes: int = 4096, code_small: bool = False) -> str:
-    """Return the codec with which a plan codes `tensor` when `spec` is requested: `spec` or identity, by the rules of make_plan.
+    """Return the codec with which a plan codes `tensor` when `spec` is requested: either `spec` or `identity` (see make_plan).
 
     Raises ConfigurationError for a tensor that the codec cannot code.
     """
@@ -128,16 +133,17 @@ def codec_in_plan(tensor: Tensor, spec: str, *, min_compress_bytes: int = 4096, 
 
 
 def _joins(spec: str) -> bool:
-    """Return True if one call of the codec can code several tensors, whatever their sizes."""
+    """Return True if one call of the codec can code several tensors together, whatever their sizes."""
     codec = known_codec(spec)
     return not codec.shaped and not codec.traits.one_scale
 
 
 def _fuse(tensors: Sequence[Tensor], group_by: GroupBy, group_bytes: int) -> list[list[Tensor]]:
-    """Return runs of neighbouring tensors, one run per group, before `_partition`.
+    """Return runs of neighbouring tensors. Each run becomes one group, unless `_partition` cuts it.
 
-    Groups of `group_bytes` need few frames. But the last group is coded, sent, added and sent back after the backward
-    pass, so no computation overlaps with this work. Therefore a group ends as soon as it has two thirds of the remaining bytes.
+    Groups of `group_bytes` need few frames. But the work on the last group (coding, sending, adding, sending back) begins
+    after the backward pass, so no computation overlaps with it, and this group should be small. Therefore a group ends as soon
+    as it has two thirds of the bytes that were left at its beginning.
     """
     if group_by == "model":
         return [list(tensors)]
@@ -169,10 +175,11 @@ def _cut(run: Sequence[Tensor], spec: str, limit: float) -> list[tuple[int, ...]
 
 
 def _row_blocks(shape: tuple[int, ...], limit: float) -> list[tuple[int, ...]]:
-    """Cut `shape` into blocks of rows of about `limit` bytes, if the blocks (as in an embedding) are much taller than wide.
+    """Return the shapes of blocks of rows, of about `limit` bytes each, into which an array of `shape` is cut.
 
-    A term of a block costs rows + columns values, and every block has its own terms. In tall blocks the columns add at most a
-    quarter to this cost.
+    The array, for example an embedding, is cut only if the blocks are much taller than wide. A low-rank codec codes each block
+    separately, and every term of a block costs rows + columns values. In tall blocks the columns add at most a quarter to the
+    cost.
     """
     rows, columns = shape[0], math.prod(shape[1:])
     limit = min(limit, 4 * MAX_SEGMENT)
