@@ -96,15 +96,16 @@ def plan(
 ) -> OwnModelPlan:
     """Predict the steps of a session that trains `model` on `workers` workers, and say whether to compress (docs/planning.md).
 
-    `loss(model, batch)` returns the mean loss of a batch, a tensor of one number; it may also return a pair, as Task.loss does.
-    `rate`: the rate of each host's link, such as "100mbit"; None: links cost no time; or a sequence of such values. `schemes`: as
-    in `psnode plan --scheme`, by default qsgd and topk. `round_trip`: milliseconds of a message's round trip. `burst`: kilobytes
-    that a link carries immediately after a pause. `cores`: the cores of each host, by default as many as this host has.
-    `one_machine`: all ranks share these cores. `progress` is called with a line before each part of the measurement. `settings`
+    `loss(model, batch)` returns the mean loss of a batch, a tensor of one number; it may also return a pair, as Task.loss
+    does. `rate`: the rate of each host's link, such as "100mbit", or None if links cost no time; a sequence predicts steps for
+    several rates. `schemes`: the schemes to compare, written as in `psnode plan --scheme`, by default qsgd and topk.
+    `round_trip`: the milliseconds that a message takes to another host and back. `burst`: kilobytes that a link carries
+    immediately after a pause. `cores`: the cores of each host, by default as many as this host has. `one_machine`: True if all
+    ranks run on one host and share its cores. `progress` is called with a line before each part of the measurement. `settings`
     are those of `psnode train`.
 
-    The passes are measured on copies, on the device of the model. The call does not change the model, its gradients, the random
-    generators, torch's number of threads or a process group, even if it fails. Raises ConfigurationError.
+    The passes are measured on copies, on the device of the model. The call does not change the model, its gradients, the
+    random generators, torch's number of threads or a process group, even if it fails. Raises ConfigurationError.
     """
     from psnode.jobs.planning.own_model import plan_own_model
 

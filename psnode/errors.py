@@ -40,10 +40,11 @@ _EXTRAS = {**dict.fromkeys(_TRAIN, "train"), "mpi4py": "mpi"}  # the extra that 
 
 
 def installing(extra: str) -> str:
-    """Return the command that installs the optional dependencies `extra`, depending on the way in which psnode was installed.
+    """Return the command that installs the optional dependencies `extra`. It depends on how psnode was installed.
 
-    If pip recorded a wheel's file that still exists, the command names this file. For any other wheel, the command names the
-    packages themselves. Otherwise it names the clone. It never names only psnode, since psnode is not published as a package.
+    If pip installed a wheel file that still exists, the command installs from this file. For any other wheel, the command
+    lists the required packages. If psnode runs in a clone or was installed from one, the command installs from the clone. No
+    command installs just `psnode`, since psnode is not published as a package.
     """
     from importlib.metadata import PackageNotFoundError, distribution
     from urllib.parse import unquote, urlparse
@@ -65,7 +66,10 @@ def installing(extra: str) -> str:
 
 
 def lacking(error: ModuleNotFoundError) -> str:
-    """Return a line with the command that installs the missing package; empty if no extra of psnode installs the package."""
+    """Return a line with the command that installs the package whose import failed with `error`.
+
+    The line is empty if no extra of psnode installs the package.
+    """
     name = error.name or ""
     return f"{name} is not installed: {installing(_EXTRAS[name])}" if name in _EXTRAS else ""
 
@@ -200,7 +204,7 @@ class DivergedError(PsnodeError):
 
 
 class NonFiniteLossError(DivergedError):
-    """A worker's loss in `step` is `value`: NaN or infinity."""
+    """The loss of a worker in `step` is `value`: NaN or infinity."""
 
     def __init__(self, value: float, rank: int, step: int) -> None:
         super().__init__(f"loss is {value} on rank {rank} at step {step}")

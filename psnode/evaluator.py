@@ -198,9 +198,9 @@ def follow(
     `patience`: the seconds to wait for a run that has not begun, for a stopped run (exit code 75) that may be continued, and for
     a run that has not ended but writes nothing.
 
-    `task`: the instance that a program passed to psnode.run, or FILE|MODULE as in --task, whose code is executed. If only the
-    run's record names a task or loggers, their code is executed only with `trust_run`. A codec file that the record names is
-    never executed.
+    `task`: the task that a program passed to psnode.run, or FILE|MODULE as in --task. The code of FILE or MODULE is executed.
+    If tasks or loggers are named only in the run's record, their code is executed only with `trust_run`. A codec file that the
+    record names is never executed.
 
     The exit code is 0, or 5 if a checkpoint could not be read. Raises ConfigurationError, CheckpointError and
     DeadlineExceededError.
@@ -236,7 +236,10 @@ def follow(
 
 
 def _without_recorded_loggers(config: Config) -> Config:
-    """Return `config` without loggers from files: only the run's record names their code, and evaluations do not need them."""
+    """Return `config` without the loggers that are defined in files, and warn about them.
+
+    Their code is named only by the run's record, which may not be trusted, and evaluations do not need them.
+    """
     left_out = [name for name in config.log_to if names_logger_file([name])]
     if left_out:
         _LOG.warning(
@@ -264,7 +267,10 @@ def _written(train_dir: Path) -> int:
 
 
 def _await_run(train_dir: Path, patience: float, interval: float) -> None:
-    """Wait until the run's config.json can be read. After `patience` seconds, raise the ConfigurationError of reading it."""
+    """Wait until the run's config.json can be read, at most `patience` seconds.
+
+    If it still cannot be read then, raises the ConfigurationError of the last attempt.
+    """
     end, told = time.monotonic() + patience, False
     while True:
         try:

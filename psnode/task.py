@@ -70,21 +70,27 @@ class Task(ABC):
 
     @abstractmethod
     def eval_data(self) -> Any:
-        """Return the examples for the evaluator, the only caller. The types are those of `train_data`, except iterables."""
+        """Return the examples on which the evaluator measures the model; only the evaluator calls this method.
+
+        The result may have the types of `train_data`, except iterable data sets.
+        """
 
     @abstractmethod
     def loss(self, model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, Any]:
         """Return the mean loss of `batch`, a float32 scalar tensor with a graph, and the outputs that `metrics` receives."""
 
     def metrics(self, outputs: Any, batch: Batch) -> dict[str, float]:
-        """Return SUMS over the batch, by name, e.g. {"top1": number right}. psnode divides them by the `size` of the batches."""
+        """Return SUMS over the batch, by name, e.g. {"top1": number of right answers}.
+
+        psnode divides the sums over batches by the sum of their `size`.
+        """
         return {}
 
     def statistics(self, model: torch.nn.Module) -> dict[str, str]:
         """Return the names of the buffers of `model` that depend on a worker's own data, each with "mean" or "max".
 
-        A checkpoint holds the mean or the maximum of the workers' values of such a buffer. The default result names the buffers
-        of torch's batch and instance norms and of its quantisation observers. Extend the result if your own modules keep running
+        A checkpoint holds the mean or the maximum of the workers' values of such a buffer. By default these are the buffers of
+        torch's batch and instance norms and of its quantisation observers. Extend the result if your own modules keep running
         statistics. All other buffers in the state dict must be the same on every worker.
         """
         from psnode.tasks.model_tensors import batch_statistics
@@ -135,7 +141,7 @@ class Task(ABC):
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """The number of steps in an epoch, for any number of workers; None: it follows from the number of examples."""
+        """The number of steps in an epoch, whatever the number of workers. If None, it follows from the number of examples."""
         return None
 
     @property
@@ -145,7 +151,10 @@ class Task(ABC):
 
     @abstractmethod
     def size(self, batch: Batch) -> int:
-        """Return the number of examples (or tokens, ...) in `batch`: the loss is the mean over them, and `metrics` are sums."""
+        """Return the number of examples (or tokens, ...) in `batch`.
+
+        This is the number over which `loss` is a mean and `metrics` are sums.
+        """
 
 
 def load_task(spec: str, options: Mapping[str, str] | None = None) -> Task:
