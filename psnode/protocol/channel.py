@@ -1,4 +1,4 @@
-"""Frames sent over a transport, and the message handling that worker and master share."""
+"""Channels: frames sent and received over a transport, and the handling of messages that worker and master share."""
 
 from __future__ import annotations
 
@@ -37,18 +37,21 @@ class RemoteFailureError(PsnodeError):
         self.exit_code = failure.exit_code
 
     def show(self) -> None:
-        """Log the traceback that came with the report, if there is one."""
+        """Log the traceback that the other rank has reported, if its report contains one."""
         if self.failure.traceback:
             _LOG.error("rank %d cannot continue:\n%s", self.rank, self.failure.traceback.rstrip("\n"))
 
 
 def tag_of(root: int) -> int:
-    """Return the tag of gradients for groups whose root is rank `root`."""
+    """Return the tag of the messages that carry gradients to the rank `root`, the root of their groups."""
     return TAG if root == MASTER else SHARD_TAG
 
 
 class StopRequest(NamedTuple):
-    """The event, in a rank's inbox, that this process was asked to stop. `reason`: a signal's name, or ENOUGH."""
+    """The event, in a rank's inbox, that this process was asked to stop.
+
+    `reason`: the name of a signal, or ENOUGH if the training program wants no more steps.
+    """
 
     reason: str
 
@@ -66,8 +69,9 @@ class ControlBytes(NamedTuple):
 class FrameChannel:
     """Receives the frames with `tag` that come to this rank, and sends frames to other ranks.
 
-    Frames are sent with the tag `to` (by default `tag`), unless a call names another tag. `job`: the digest in all frames, 0
-    before the ranks agree on the configuration. `watched`: the ranks whose loss ends a wait; None means all ranks.
+    Frames are sent with the tag `to` (by default `tag`), unless a call names another tag. `job`: the digest in the headers of
+    all frames; 0 before the ranks agree on the configuration. `watched`: only the loss of one of these ranks ends a wait; None
+    means all ranks.
     """
 
     def __init__(
@@ -104,7 +108,10 @@ class FrameChannel:
         return self.send_frame(ranks, frame, tag)
 
     def send_frame(self, ranks: int | Sequence[int], frame: Bytes, tag: int | None = None) -> list[Pending]:
-        """Send a sealed frame without copying it; thread-safe. The frame must not change before every Pending is done."""
+        """Send a sealed frame to one rank or to several, without copying it. Any thread may call this.
+
+        The frame must not change before every returned Pending is done.
+        """
         ranks = (ranks,) if isinstance(ranks, int) else ranks
         return [self.transport.send(rank, self.tag if tag is None else tag, (frame,)) for rank in ranks]
 
@@ -183,5 +190,5 @@ class FrameChannel:
 
 
 def _formatted(error: BaseException) -> str:
-    """Return the traceback as Python prints it, or only its end if the traceback is very long."""
+    """Return the traceback of an error as Python prints it, or only its end if it is very long."""
     return "".join(traceback.format_exception(error))[-_LONGEST:]

@@ -1,4 +1,4 @@
-"""Rates of the links between the master and its workers, measured before the first step with frames of arbitrary contents."""
+"""Rates of the links between the master and its workers, measured before the first step with frames of random bytes."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _TRIPS = 9
 class LinkRates(NamedTuple):
     """Rates of the master's link while the measured workers use it simultaneously.
 
-    `round_trip`: seconds that a small message takes to these workers and back. `up`, `down`: bytes per second into and out of
-    the master.
+    `round_trip`: seconds that a small message takes to these workers and back. `up`: bytes per second from the workers to the
+    master. `down`: bytes per second from the master to the workers.
     """
 
     round_trip: float
@@ -43,10 +43,10 @@ class LinkRates(NamedTuple):
 def measure_links(link: FrameChannel, workers: Sequence[int], patience: float) -> LinkRates:
     """Measure, on the master, the links of `workers`, which wait for CONFIG or for PLAN.
 
-    First all workers send simultaneously, then all receive simultaneously. The frames double in size until they take a quarter
-    of a second or have 8 MiB each. The difference between the last two sizes, divided by the difference of their times, gives
-    the rate. So the rate does not depend on the time of a small message, nor on the bytes that a link carries immediately after
-    a pause. `patience`: the longest wait for an answer, in seconds.
+    First all workers send simultaneously, then all receive simultaneously. The size of the frames doubles until a frame takes
+    a quarter of a second or has 8 MiB. The rate is the difference between the last two sizes, divided by the difference of
+    their times. So the rate does not depend on the time of a small message, nor on the bytes that a link carries immediately
+    after a pause. `patience`: the longest wait for an answer, in seconds.
     """
 
     def seconds(up: int, down: int) -> float:
@@ -63,10 +63,11 @@ def measure_links(link: FrameChannel, workers: Sequence[int], patience: float) -
 
 
 def _rate(seconds: Callable[[int], float], trip: float) -> float:
-    """Return the bytes per second of one worker.
+    """Return the rate of one worker in bytes per second.
 
-    `seconds`: returns the time in which each worker sends, or receives, a frame of the given size. `trip`: the time of an empty
-    frame. The last two sizes are timed twice and the shorter time counts, since a pause of the network only makes a time longer.
+    `seconds(size)` returns the time in which each worker sends, or receives, a frame of `size` bytes. `trip`: the time of an
+    empty frame. The last two sizes are timed twice, and the shorter time counts, since a pause of the network only makes a
+    time longer.
     """
     size, now = _SMALLEST, seconds(_SMALLEST)
     while now - trip < _LONG and size < _LARGEST:
@@ -77,7 +78,7 @@ def _rate(seconds: Callable[[int], float], trip: float) -> float:
 
 
 def answer(link: FrameChannel, frame: Frame) -> None:
-    """Answer, on a worker, a frame of `measure_links`. Raises WireError if the frame asks for more bytes than are allowed."""
+    """Answer, on a worker, a PROBE frame of `measure_links`. Raises WireError if the frame asks for more bytes than are allowed."""
     body = bytes(frame.body[: _SIZE.size])
     frame.release()
     size = _SIZE.unpack(body)[0] if len(body) == _SIZE.size else _LARGEST + 1

@@ -48,7 +48,7 @@ class _Message:
         return message
 
     def _is_sound(self) -> bool:
-        """Return True if the fields, whose types are right, have values that a sender of this version could send."""
+        """Return True if the fields have values that a sender of this version could send. Their types are already checked."""
         return True
 
 
@@ -58,7 +58,10 @@ def plain(text: str) -> str:
 
 
 def _is_integer(value: object) -> bool:
-    """Return True if `value` is an integer (not a bool) that fits into 64 bits, signed or not. JSON's integers can be longer."""
+    """Return True if `value` is an integer (not a bool) that fits into 64 bits, signed or unsigned.
+
+    The check is needed because integers in JSON can be longer.
+    """
     return type(value) is int and -(2**63) <= value < 2**64
 
 
@@ -75,7 +78,7 @@ def _is_name(value: object) -> bool:
 
 
 def _is_control(letter: str) -> bool:
-    """Return True if `letter` is a control character, a line end, half a surrogate pair, or changes the text's direction."""
+    """Return True for a control character, a line end, half a surrogate pair, or a character that changes the text's direction."""
     turns = unicodedata.bidirectional(letter) in _TURNS
     return turns or unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp")
 
@@ -128,8 +131,9 @@ class Hello(_Message):
 
     @classmethod
     def of_any_version(cls, body: Bytes | bytes, source: int) -> Self:
-        """Read a greeting. If it comes from another version of psnode and has other fields, `source` is empty.
+        """Return the greeting in `body`, even if another version of psnode has sent it.
 
+        If its fields are not those of this version, the result holds only host, process and version, and `source` is empty.
         Raises WireError for an invalid greeting.
         """
         try:
@@ -151,8 +155,8 @@ class Hello(_Message):
 class Setup(_Message):
     """CONFIG: the settings of the run and the resolved scheme.
 
-    `mark`: the contents of a file in the run's directory; a worker that finds this file shares the directory. `threads`: the
-    number of threads for the worker.
+    `mark`: the contents of a file in the run's directory. A worker that finds this file can access the directory. `threads`:
+    the number of threads that the worker uses.
     """
 
     config: dict[str, Any]
@@ -195,13 +199,13 @@ class Ready(_Message):
     of the bytes of every parameter and buffer, trained or not. `examples`: the size of the data set. `shared_directory`: True if
     the worker can read the run's directory.
 
-    Only worker 1 sends `backward`, `late` and `waits`. `backward`: [[name, seconds], ...] in the order in which gradients finish,
-    with the seconds from the beginning of a backward pass; a tensor without a gradient has the seconds of the whole pass. `late`:
-    the parameters whose gradients receive several additions in one pass. `waits`: the reason why forward passes must wait for all
-    weights; empty if they need not wait.
+    Only worker 1 sends `backward`, `late` and `waits`. `backward`: [[name, seconds], ...] in the order in which gradients
+    finish, with the seconds from the beginning of a backward pass. For a tensor without a gradient these are the seconds of
+    the whole pass. `late`: the parameters whose gradients receive several additions in one pass. `waits`: the reason why
+    forward passes must wait for all weights; empty if they need not wait.
 
-    `host`, `cores` and `arithmetic`: see psnode.exchange.machine. `free`: the free memory of the host in bytes, None if unknown.
-    `streams`: True if the examples come from an iterable data set and therefore only once.
+    `host`, `cores` and `arithmetic`: see psnode.exchange.machine. `free`: the free memory of the host in bytes, None if
+    unknown. `streams`: True if the examples come from an iterable data set, which yields each example only once.
     """
 
     tensors: list[Any]
@@ -219,7 +223,7 @@ class Ready(_Message):
 
     @property
     def order(self) -> list[str] | None:
-        """The names of the tensors in the order in which their gradients finish; None if `backward` is None."""
+        """The names of the trained tensors in the order in which their gradients finish; None if `backward` is None."""
         return None if self.backward is None else [name for name, _ in self.backward]
 
     def _is_sound(self) -> bool:
@@ -242,14 +246,14 @@ class Ready(_Message):
 class Start(_Message):
     """PLAN: the plan, the job digest of all later frames, and the starting point.
 
-    These frames follow: `tensors` STATE frames with parameters and buffers of rank 0 that the worker lacks; a STATE frame with
-    the worker's own state if `state_follows`; and WEIGHTS of all groups if `weights_follow`. Without `weights_follow` the worker
-    already has the weights.
+    These frames follow: a number of STATE frames, `tensors`, with parameters and buffers of rank 0 that the worker lacks; a
+    STATE frame with the worker's own state if `state_follows` is True; and WEIGHTS frames of all groups if `weights_follow` is
+    True. If `weights_follow` is False, the worker already has the weights.
 
-    `rehearsal`: take some steps with this plan, discard their results, and wait for another PLAN. `restore`: the name of the
-    checkpoint to resume from, or None. `shift` and `sample_shift`: the epoch offsets of the schedules and of the data
-    (psnode.records.generations). `late`: see Ready. `waits`: True if forward passes wait for all weights. `scheme`: the resolved
-    scheme, or None if the scheme in CONFIG is used.
+    `rehearsal`: if True, the worker takes some steps with this plan, discards their results, and waits for another PLAN.
+    `restore`: the name of the checkpoint to resume from, or None. `shift` and `sample_shift`: the epoch offsets of the
+    schedules and of the data (psnode.records.generations). `late`: see Ready. `waits`: True if forward passes wait for all
+    weights. `scheme`: the resolved scheme, or None if the scheme in CONFIG is used.
     """
 
     plan: dict[str, Any]
@@ -271,9 +275,9 @@ class Start(_Message):
 
 @dataclass(frozen=True)
 class Reshard(_Message):
-    """RESHARD: from the next step on, the examples are dealt among `ranks`, in this order. Other fields: see Start.
+    """RESHARD: from the next step on, the examples are dealt among `ranks`, in this order.
 
-    Until the next RESHARD, a worker outside `ranks` draws from its own permutations of all examples.
+    A worker outside `ranks` draws from its own permutations of all examples until the next RESHARD. Other fields: see Start.
     """
 
     ranks: list[int]
@@ -287,10 +291,11 @@ class Reshard(_Message):
 class Report(_Message):
     """REPORT: a worker's figures for one step.
 
-    `loss`: the mean over `samples` examples, None if unknown. `metrics`: sums over these examples. `forward_backward`, `encode`
-    and `wait`: seconds by the worker's clock. `replica_hash`: the xxh3_64 of the weights that the worker computed on, in steps in
-    which weights are compared. `up` and `down`: bytes of gradients and of weights that the worker sent, frame headers included.
-    `memory`: the worker's peak memory in bytes in its last report; 0 in all other reports.
+    `loss`: the mean over `samples` examples, None if unknown. `metrics`: sums over these examples. `forward_backward`,
+    `encode` and `wait`: seconds by the worker's clock. `replica_hash`: the xxh3_64 of the weights that the worker computed on;
+    None in steps in which weights are not compared. `up`: bytes of gradients that the worker sent. `down`: bytes of weights
+    that it sent. Both include frame headers. `memory`: the worker's peak memory in bytes in its last report; 0 in all other
+    reports.
     """
 
     loss: float | None
@@ -312,7 +317,7 @@ class Report(_Message):
 
 
 def unreportable(samples: object, metrics: Mapping[Any, Any]) -> str:
-    """Return the reason why a Report cannot hold these values, in words for the author of the task; empty if it can."""
+    """Return the reason why a Report cannot hold these values; empty if it can hold them. The text is for the task's author."""
     if not _is_integer(samples) or cast(int, samples) < 0:
         return f"Task.size must return a whole number of examples, not {samples!a}"
     if len(metrics) > _MOST_METRICS:
@@ -328,11 +333,11 @@ def unreportable(samples: object, metrics: Mapping[Any, Any]) -> str:
 
 @dataclass(frozen=True)
 class Evaluated(_Message):
-    """EVALUATED of a worker: the result of the program's own evaluation of the weights of a version.
+    """EVALUATED from a worker: the result of the program's own evaluation of the weights of a version.
 
-    `loss` and `metrics` are means over the evaluated examples. `examples` is the number of these examples, and `seconds` the time
-    of the evaluation; each is 0 if the program does not state it. `saves`: True if the worker can contribute to a checkpoint of
-    the version, since no checkpoint of the version was due.
+    `loss` and `metrics` are means over the evaluated examples. `examples` is the number of these examples, and `seconds` the
+    time of the evaluation; each is 0 if the program does not state it. `saves`: True if the worker can still contribute to a
+    checkpoint of the version, because no checkpoint of this version was due.
     """
 
     loss: float
@@ -349,8 +354,8 @@ class Evaluated(_Message):
 class Failure(_Message):
     """FAILED: the reason why a rank cannot continue, and the rank's exit code, which is never 0.
 
-    `traceback`: the traceback as Python prints it, or empty. `loss`: "nan", "inf" or "-inf" if such a loss is the reason,
-    otherwise None.
+    `traceback`: the traceback as Python prints it, or empty. `loss`: "nan", "inf" or "-inf" if the reason is a loss of this
+    value, otherwise None.
     """
 
     message: str

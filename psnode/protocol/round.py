@@ -19,7 +19,7 @@ class Round:
 
     @classmethod
     def after(cls, version: int, steps: int = 1) -> Round:
-        """Return the round on the weights of `version` in a run whose rounds have `steps` steps each."""
+        """Return the round that begins after `version` finished rounds, in a run whose rounds have `steps` steps each."""
         return cls(version, version * steps + 1, steps)
 
     def at(self, version: int) -> Round:
@@ -38,7 +38,7 @@ class Round:
 
     @property
     def last_step(self) -> int:
-        """The step after which the gradient is sent."""
+        """The number of the round's last step, after which each worker sends its gradient."""
         return self.first_step + self.steps - 1
 
     @property

@@ -46,7 +46,7 @@ _GIL_RELEASE_BYTES = 1 << 16
 
 
 class Kind(IntEnum):
-    """Kind of a frame's body."""
+    """Kind of a frame, which determines the form and the meaning of its body."""
 
     HELLO = 1  # reserved: the greeting is sent before any frame, without a header
     CONFIG = 2  # master -> worker: the whole configuration
@@ -81,7 +81,7 @@ CODED = frozenset({Kind.WEIGHTS, Kind.DELTA, Kind.GRADIENT})  # kinds of group f
 
 
 class Flag(IntFlag):
-    """Modifiers of a frame."""
+    """Flags of a frame, which modify the meaning of its kind."""
 
     NONE = 0
     CHECKPOINT = 1  # VERSION_COMPLETE: contribute to the checkpoint of this version
@@ -94,12 +94,15 @@ class Flag(IntFlag):
 
 
 def _nothing() -> None:
-    """Do nothing. This is the `release` of memory that no pool owns."""
+    """Do nothing. This function is the `release` of a frame whose memory does not belong to a pool."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """An opened frame. `body` is a read-only view of the received message; call `release` after its last use."""
+    """An opened frame: the fields of its header, and its body.
+
+    `body` is a read-only view of the received message; call `release` after its last use.
+    """
 
     kind: Kind
     flags: Flag
@@ -132,7 +135,7 @@ def pack(
     version: int = 0,
     flags: Flag = Flag.NONE,
 ) -> Bytes:
-    """Return a new frame around a copy of `body`."""
+    """Return a new frame with a copy of `body`."""
     buffer = np.empty(HEADER_BYTES + len(body), np.uint8)
     buffer[HEADER_BYTES:] = np.frombuffer(body, np.uint8)
     return seal(buffer, kind, sender=sender, job=job, group=group, step=step, version=version, flags=flags)
@@ -141,12 +144,13 @@ def pack(
 def unpack(
     data: Bytes, *, job: int, source: int | None = None, origin: int | None = None, release: Callable[[], None] = _nothing
 ) -> Frame:
-    """Open a message. `source` is the rank that the transport names as its sender; `release` becomes part of the frame.
+    """Return the frame in a message. `source` is the rank that the transport names as the message's sender.
 
-    `origin`: the rank that sealed the frame, if `source` may have forwarded it.
+    `origin`: the rank that sealed the frame, if `source` may have forwarded it. `release`: a function that becomes part of the
+    frame.
 
-    Raises TruncatedFrameError, ForeignFrameError, AlteredFrameError or WireError. The order of checks is: length of the header,
-    magic and protocol, length of the body, checksum, job, kind, flags, sender.
+    Raises TruncatedFrameError, ForeignFrameError, AlteredFrameError or WireError. The order of checks is: length of the
+    header, magic and protocol, length of the body, checksum, job, kind, flags, sender.
     """
     if data.size < HEADER_BYTES:
         raise TruncatedFrameError(f"a frame has at least {HEADER_BYTES} bytes, this one has {data.size}", source)
@@ -173,7 +177,10 @@ def unpack(
 
 
 def frame_bytes(data: Bytes, source: int | None = None) -> int:
-    """Return the size that the header at the start of `data` states for the frame. Raises TruncatedFrameError if it is cut."""
+    """Return the size of a frame, as its header at the start of `data` states it.
+
+    Raises TruncatedFrameError if the header is incomplete.
+    """
     if data.size < HEADER_BYTES:
         raise TruncatedFrameError(f"a frame has at least {HEADER_BYTES} bytes, and {data.size} are left", source)
     length: int = _FIELDS.unpack_from(data.data, 0)[8]
@@ -181,7 +188,7 @@ def frame_bytes(data: Bytes, source: int | None = None) -> int:
 
 
 def group_table_bytes(segments: int) -> int:
-    """Return the length in bytes of the table at the start of a group frame's body."""
+    """Return the length in bytes of the table of payload lengths at the start of a group frame's body."""
     return 4 * (1 + segments)
 
 
@@ -210,7 +217,7 @@ class GroupFrame:
         return self.buffer[self._end :]
 
     def take(self, nbytes: int) -> None:
-        """Record that a payload of `nbytes` was written at the start of `room`."""
+        """Record that a payload of `nbytes` bytes has been written to the start of `room`."""
         self._lengths.append(nbytes)
         end = self._end + nbytes
         self._end += padded(nbytes)
@@ -227,7 +234,10 @@ class GroupFrame:
 
 
 def split_group(body: Bytes, segments: int, source: int | None = None) -> list[Bytes]:
-    """Return the payloads of a group frame. Raises WireError if their number is not `segments` or their lengths do not add up."""
+    """Return the payloads in the body of a group frame.
+
+    Raises WireError if the number of payloads is not `segments`, or if their lengths do not add up to the length of the body.
+    """
     start = group_table_bytes(segments)
     if body.size < start:
         raise WireError(f"group frame of {body.size} bytes has no room for {segments} payload lengths", source)
@@ -244,7 +254,7 @@ def split_group(body: Bytes, segments: int, source: int | None = None) -> list[B
 
 
 def pack_groups(groups: Collection[int], count: int) -> bytes:
-    """Return `groups`, a set out of `count` groups, as the body of VERSION_COMPLETE.
+    """Return the body of a VERSION_COMPLETE frame for `groups`, a subset of the plan's `count` groups.
 
     Group i is bit i % 8 of byte i // 8. The body of the empty set is empty.
     """
@@ -254,7 +264,7 @@ def pack_groups(groups: Collection[int], count: int) -> bytes:
 
 
 def unpack_groups(body: Bytes, count: int, source: int | None = None) -> list[int]:
-    """Return the groups in `body` in ascending order: the inverse of pack_groups.
+    """Return the groups in the body of a VERSION_COMPLETE frame in ascending order: the inverse of pack_groups.
 
     Raises WireError if the body has a wrong length or a set bit beyond the last group.
     """
@@ -265,7 +275,10 @@ def unpack_groups(body: Bytes, count: int, source: int | None = None) -> list[in
 
 
 def pack_factors(factors: Mapping[int, float], count: int) -> bytes:
-    """Return the body of CLIP: a float32 for each of `count` groups, which is the group's factor in `factors`, or 1."""
+    """Return the body of a CLIP frame: a float32 for each of `count` groups.
+
+    A group's number is its factor in `factors`, or 1 if `factors` has no factor for it.
+    """
     values = np.ones(count, "<f4")
     for group, factor in factors.items():
         values[group] = factor
@@ -273,7 +286,10 @@ def pack_factors(factors: Mapping[int, float], count: int) -> bytes:
 
 
 def unpack_factors(body: Bytes, count: int, source: int | None = None) -> dict[int, np.float32]:
-    """Return the factors below 1 by group: the inverse of pack_factors. Raises WireError for a factor outside [0, 1]."""
+    """Return, by group, the factors below 1 in the body of a CLIP frame: the inverse of pack_factors.
+
+    Raises WireError for a wrong length or a factor outside [0, 1].
+    """
     if body.size != 4 * count:
         raise WireError(f"{body.size} bytes are not factors of {count} groups", source)
     values = np.frombuffer(bytes(body), "<f4")
@@ -283,7 +299,7 @@ def unpack_factors(body: Bytes, count: int, source: int | None = None) -> dict[i
 
 
 def pack_norm(norm: float) -> bytes:
-    """Encode the norm of a mean gradient as a float64."""
+    """Return the body of a NORM frame: the norm of a mean gradient as a float64."""
     return _NORM.pack(norm)
 
 
@@ -298,12 +314,12 @@ def unpack_norm(body: Bytes, source: int | None = None) -> float:
 
 
 def pack_weight(weight: int) -> bytes:
-    """Return a gradient's weight as the last payload of its frames: uint64."""
+    """Return the weight of a gradient in the form of a payload, a uint64. It is the last payload of the gradient's frames."""
     return _WEIGHT.pack(weight)
 
 
 def unpack_weight(body: Bytes, source: int | None = None) -> int:
-    """Return the weight in `body`: the inverse of pack_weight. Raises WireError if it is above 2^53 or not 8 bytes."""
+    """Return the weight in a payload: the inverse of pack_weight. Raises WireError if it is above 2^53 or not 8 bytes."""
     if body.size != _WEIGHT.size:
         raise WireError(f"{body.size} bytes are not the weight of a gradient", source)
     weight: int = _WEIGHT.unpack(bytes(body))[0]
