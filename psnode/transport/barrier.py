@@ -16,10 +16,10 @@ def send_hello(transport: Transport, hello: bytes) -> Pending:
 
 
 def gather_hello(transport: Transport, hello: bytes, seconds: float) -> dict[int, bytes]:
-    """Wait, as rank 0, for the reports of all ranks. Return the reports by rank, including rank 0's own `hello`.
+    """Wait, as rank 0, for the reports of all ranks. Return the reports by rank, including `hello`, the report of rank 0.
 
-    Raises MissingRanksError after `seconds`, with the names of all ranks that have not reported, or immediately if a rank is lost
-    before it has reported. Raises the transport's own error if the transport fails.
+    Raises MissingRanksError after `seconds`, with the names of all ranks that have not reported, or immediately if a rank is
+    lost before it has reported. Raises the transport's own error if the transport fails.
     """
     inbox, end = transport.inbox(HELLO_TAG), time.monotonic() + seconds
     heard = {transport.rank: hello}

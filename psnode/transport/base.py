@@ -1,7 +1,7 @@
-"""The interface of a network, with messages between ranks and a deadline on every wait.
+"""The interface of a transport: messages between ranks, with a deadline on every wait.
 
-A transport moves byte buffers from any rank to any other rank, and knows nothing about frames, gradients or training. Each role
-of a rank has its own inbox, and a message's tag selects the role that receives the message.
+A transport moves byte buffers from any rank to any other rank, and knows nothing about frames, gradients or training. Each
+role of a rank has its own inbox, and a message's tag selects the role that receives the message.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_TAG = 4095
 class Arrival(NamedTuple):
     """A received message. `data` is exactly as long as the sent message and starts at an address divisible by 16.
 
-    Call `release()` when no object refers to `data` any more. The transport then reuses the memory.
+    Call `release()` when `data` is no longer used. The transport then reuses the memory.
     """
 
     source: int
@@ -55,14 +55,14 @@ class Pending(ABC):
 
     @abstractmethod
     def wait(self, seconds: float) -> None:
-        """Block until done. Raises DeadlineExceededError after `seconds`."""
+        """Block until the send is done. Raises DeadlineExceededError after `seconds`."""
 
 
 class Inbox:
-    """A queue that one thread reads: arrivals, losses of peers, and events posted by the thread's helper threads.
+    """A queue that one thread reads: arrivals, losses of peers, and events posted by the reading thread's helper threads.
 
-    Events are returned in the order in which they were posted. An exception among the events means that the transport or a helper
-    thread has failed; the reader should raise it.
+    Events are returned in the order in which they were posted. An exception among the events means that the transport or a
+    helper thread has failed; the reader should raise it.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class Inbox:
         self._events.put(event)
 
     def put_back(self, events: Iterable[object]) -> None:
-        """Put events, in the order in which they came, back at the front of the queue; only the reading thread may call this."""
+        """Put events, in the order in which they came, back at the front of the queue. Only the reading thread may call this."""
         self._first.extendleft(reversed(list(events)))
 
     def poll(self) -> object | None:
@@ -166,10 +166,13 @@ class Transport(ABC):
 
     @abstractmethod
     def close(self, seconds: float = 5.0) -> None:
-        """Wait at most `seconds` for the sends in progress, and leave the group of ranks. Further calls do nothing."""
+        """Wait at most `seconds` for the sends in progress, and leave the group of ranks. Later calls of `close` do nothing."""
 
     def poll(self, tag: int) -> Arrival | None:
-        """Return the next message with `tag`, or None. For callers that post no events, since other events are skipped."""
+        """Return the next message with `tag`, or None if no message is in the inbox.
+
+        Events other than messages are skipped, so only callers that post no events may use this method.
+        """
         inbox = self.inbox(tag)
         event = inbox.poll()
         while event is not None and not isinstance(event, Arrival):
@@ -180,7 +183,7 @@ class Transport(ABC):
     def wait(self, tag: int, seconds: float) -> Arrival:
         """Return the next message with `tag`. Raises DeadlineExceededError after `seconds`.
 
-        For callers that post no events, since other events are skipped.
+        Events other than messages are skipped, so only callers that post no events may use this method.
         """
         inbox, end = self.inbox(tag), time.monotonic() + seconds
         while True:

@@ -1,7 +1,7 @@
 """A clock for deadlines that stops while this process cannot listen.
 
-A deadline limits the silence of another rank. While this process is stopped, starved of its core or busy with a long operation,
-messages stay unread, and the other rank is not responsible for that time.
+A deadline limits the time for which another rank may be silent. While this process is stopped, has no core or is busy with a
+long operation, messages stay unread. The other rank is not responsible for this time, so the clock does not count it.
 """
 
 from __future__ import annotations
@@ -25,15 +25,17 @@ class Clock:
         self._left = monotonic()  # time at which the last wait ended
 
     def now(self) -> float:
-        """Return the seconds since an arbitrary moment, without the periods that do not count."""
+        """Return the counted seconds since an arbitrary moment. Periods in which this process could not listen are left out."""
         return self._monotonic() - self._lost
 
     @contextmanager
     def listening(self, until: float) -> Iterator[float]:
-        """Wrap a wait, and yield its maximum length: the seconds before the time `until`, at least 0.2 and at most 1.
+        """Return a context for a wait.
 
-        If the wait takes more than half a second longer, the excess does not count. If the last wait ended more than a second
-        ago, the time between the two waits does not count either.
+        It yields the longest time of the wait: the seconds until `until`, at least 0.2 and at most 1.
+
+        If the wait exceeds this time by more than half a second, the excess does not count. If the last wait ended more than a
+        second ago, the time between the two waits does not count either.
         """
         begun = self._monotonic()
         if begun - self._left > _BUSY:

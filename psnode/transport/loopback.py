@@ -13,7 +13,7 @@ _POOL_BYTES = 256 << 20
 
 
 def loopback_group(size: int) -> list[LoopbackTransport]:
-    """Return `size` connected transports. Element r is for the thread of rank r."""
+    """Return `size` connected transports, one for each thread. Element r belongs to the thread that runs rank r."""
     if size < 1:
         raise TransportError(f"size is {size}: a group has at least 1 rank")
     group: list[LoopbackTransport] = []
@@ -49,7 +49,7 @@ class LoopbackTransport(Transport):
         self._closed = True
 
     def die(self, reason: str) -> None:
-        """Leave like a process that crashes: post PeerLost to the inboxes of all other ranks."""
+        """Leave the group as a process does that crashes: post PeerLost to the inboxes of all other ranks."""
         if self._closed:
             return
         self._closed = self._dead = True

@@ -1,4 +1,4 @@
-"""A queue with one reader. The reader's waits end in time even if signals arrive."""
+"""A queue with one reader. A wait of the reader ends at its timeout even if signals arrive."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Pool:
         return self._kept
 
     def take(self, nbytes: int) -> PooledBuffer:
-        """Return a block of `nbytes` with arbitrary contents. Blocks below one page do not come from the pool."""
+        """Return a block of `nbytes` bytes with arbitrary contents. Blocks below one page do not come from the pool."""
         if nbytes < _SMALLEST:
             return PooledBuffer(np.empty(nbytes, np.uint8), _nothing)
         size = size_class(nbytes)
@@ -62,7 +62,7 @@ class Pool:
 
 
 class _Return:
-    """The `release` of a block, which only at the first call returns the block to the pool."""
+    """The `release` of a block. The first call returns the block to the pool, and later calls do nothing."""
 
     __slots__ = ("_memory", "_pool")
 
@@ -91,4 +91,4 @@ def _aligned(nbytes: int) -> Bytes:
 
 
 def _nothing() -> None:
-    """Do nothing, since the garbage collector frees small blocks."""
+    """Do nothing. This is the `release` of a small block, which the garbage collector frees."""

@@ -1,4 +1,4 @@
-"""The steps of a send that all transports share: checks of the address, the layout in memory, and completion."""
+"""The steps of a send that all transports share: the check of the address, the layout in memory, and completion."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Send(Pending):
 
 
 def check_address(rank: int, tag: int, size: int) -> None:
-    """Raise TransportError if the rank is not below `size` or the tag is out of range."""
+    """Raise TransportError if `rank` is not a rank of a job of `size` ranks, or if the tag is out of range."""
     if not 0 <= rank < size:
         raise TransportError(f"rank is {rank}: a job of {size} has ranks 0..{size - 1}")
     if not 0 <= tag <= MAX_TAG:
@@ -44,7 +44,10 @@ def check_address(rank: int, tag: int, size: int) -> None:
 
 
 def lay_out(buffers: Sequence[Buffer], pool: Pool, *, copy: bool) -> PooledBuffer:
-    """Return `buffers` end to end in a block of `pool`. Unless `copy`, a single contiguous buffer is not copied."""
+    """Return `buffers` end to end in one block of `pool`.
+
+    A single contiguous buffer is used without a copy, unless `copy` is True.
+    """
     parts = [_as_bytes(buffer) for buffer in buffers]
     if len(parts) == 1 and not copy:
         return PooledBuffer(parts[0], _nothing)
@@ -64,4 +67,4 @@ def _as_bytes(buffer: Buffer) -> Bytes:
 
 
 def _nothing() -> None:
-    """Do nothing, since the memory belongs to the sender."""
+    """Do nothing. This is the `release` of a block that consists of the sender's own memory."""

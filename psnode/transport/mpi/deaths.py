@@ -8,7 +8,7 @@ from typing import Any
 class Deaths:
     """Reports new deaths among the ranks of `world`, a communicator of mpi4py.
 
-    Failures are acknowledged, so that receives from any source continue to work without the dead ranks.
+    Failures are acknowledged to MPI. Receives from any source then continue to work without the dead ranks.
     """
 
     def __init__(self, mpi: Any, world: Any) -> None:

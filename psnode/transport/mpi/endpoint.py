@@ -86,8 +86,8 @@ def _load() -> Any:
 class MpiTransport(Transport):
     """One rank's access to the MPI transport. After `close`, `clean` is True if MPI was finalised together with all other ranks.
 
-    If `clean` is False, some rank has died, has not closed or is stuck. In this case flush files and leave with `os._exit`, since
-    the exit handlers of MPI libraries wait for the other ranks.
+    If `clean` is False, some rank has died, is stuck or has not closed its transport. In this case flush files and leave with
+    `os._exit`, since the exit handlers of MPI libraries wait for the other ranks.
     """
 
     def __init__(self, body: MpiThread, inboxes: Inboxes, pool: Pool) -> None:
@@ -129,9 +129,9 @@ class MpiTransport(Transport):
         os._exit(code)
 
     def call(self, function: Callable[[Any], T], seconds: float) -> T:
-        """Run `function(mpi4py.MPI)` in the MPI thread and return its value, for measurements.
+        """Run `function(mpi4py.MPI)` in the MPI thread and return its value. This method is for measurements.
 
-        During this call no messages move. Raises the errors of `function`, and DeadlineExceededError after `seconds`.
+        No messages move while the function runs. Raises the errors of `function`, and DeadlineExceededError after `seconds`.
         """
         self._check_open()
         done = threading.Event()

@@ -23,7 +23,7 @@ UNBUFFERED = ("--stream-buffering", "0")  # makes Open MPI's mpirun forward byte
 
 
 class WorldRank(NamedTuple):
-    """The rank of a process, and the number of processes in its job."""
+    """The rank of a process in its job, and the number of processes in the job."""
 
     rank: int
     size: int
@@ -42,8 +42,8 @@ def place(environ: Mapping[str, str] = os.environ) -> WorldRank | None:
 def local_rank(environ: Mapping[str, str] = os.environ) -> int | None:
     """Return this process's number among the ranks of its host, from 0; None if the launcher does not give a number.
 
-    Slurm's number is used only in processes that Slurm started. If mpirun runs in an allocation, Slurm's number is that of
-    mpirun's own process.
+    The number in Slurm's variable is used only in processes that Slurm has started itself. If mpirun runs inside an
+    allocation, this number belongs to the process of mpirun.
     """
     names = ["OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMI_LOCAL_RANK"]
     here = place(environ)
@@ -69,9 +69,10 @@ def job_name(environ: Mapping[str, str] = os.environ) -> str | None:
 
 
 def moves_on_a_terminal(launcher: Path | None = None) -> bool:
-    """Return True if the launcher's output is a terminal that shows a rank's output before a line is complete.
+    """Return True if the launcher writes to a terminal and passes on a rank's output before a line is complete.
 
-    `launcher`: the launcher's directory in /proc, by default that of this process's parent, which is mpirun on mpirun's host.
+    `launcher`: the launcher's directory in /proc. By default it is that of this process's parent; on the host where mpirun
+    runs, the parent is mpirun.
     """
     found = launcher or Path(f"/proc/{os.getppid()}")
     try:

@@ -1,14 +1,14 @@
 """Agreement of all ranks to leave together. Without this agreement, MPI_Finalize hangs if some rank never calls it.
 
-Every rank informs rank 0 when it has closed. When all ranks have closed, rank 0 informs all ranks. A rank that does not hear from
-rank 0 in time leaves without MPI_Finalize.
+Every rank sends a farewell to rank 0 when it has closed its transport. When all ranks have closed, rank 0 sends a farewell to
+all ranks. A rank that gets no farewell from rank 0 in time leaves without MPI_Finalize.
 """
 
 from __future__ import annotations
 
 
 class Farewell:
-    """The state of the agreement on one rank. The caller sends farewells to the ranks that `due` returns."""
+    """The state of one rank in the agreement to leave. The caller sends farewells to the ranks that `due` returns."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -20,7 +20,12 @@ class Farewell:
         self._heard.add(source)
 
     def due(self, alive: frozenset[int]) -> frozenset[int]:
-        """Return the ranks to which this rank, which has closed, must send a farewell now. Each rank is returned once."""
+        """Return the ranks to which this rank, which has closed its transport, must send a farewell now.
+
+        Each is returned only once.
+
+        `alive`: the ranks that are not lost.
+        """
         if self._said or (self._rank == 0 and not self._all_heard(alive)):
             return frozenset()
         self._said = True

@@ -1,8 +1,8 @@
 """The split of a message into MPI messages: either the whole message, or its total length followed by pieces.
 
-With pieces, several ranks share a link evenly (`piece_size`). MPI counts bytes with signed 32-bit integers, so a message of
-2 GiB cannot be one MPI message. The lowest two bits of an MPI tag give the kind of the part. The largest tag, 4 * 4095 + 3 =
-16383, is below the 32767 that every MPI supports.
+Pieces let several ranks share a link evenly (`piece_size`). They are also needed for a message of 2 GiB, which cannot be one
+MPI message, since MPI counts bytes with signed 32-bit integers. The lowest two bits of an MPI tag give the kind of the part.
+The largest tag, 4 * 4095 + 3 = 16383, is below the 32767 that every MPI supports.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TOTAL_BYTES = _TOTAL.size
 
 
 class Fragment(IntEnum):
-    """The role of an MPI message."""
+    """The kind of an MPI message: a whole message, the total length of a message, a piece of it, or a farewell."""
 
     WHOLE = 0
     TOTAL = 1  # the length of a message whose pieces follow, 8 bytes little-endian
@@ -36,7 +36,7 @@ def join_tag(tag: int, part: Fragment) -> int:
 
 
 def split_tag(mpi_tag: int) -> tuple[int, Fragment]:
-    """Return the message's tag and the kind of part in an MPI tag."""
+    """Return the message's tag and the kind of part that an MPI tag encodes."""
     return mpi_tag >> 2, Fragment(mpi_tag & 3)
 
 
@@ -51,8 +51,8 @@ class Part(NamedTuple):
 def cut(data: Bytes, tag: int, size: Callable[[], int], whole: int = 0) -> Iterator[Part]:
     """Yield the MPI messages that carry `data`.
 
-    `size`: returns the largest size of the next piece in bytes, which may change from call to call. A message of up to `whole`
-    bytes is not cut, even if it is larger than a piece.
+    `size`: returns, when called, the largest size in bytes of the next piece; it may change from call to call. A message of up
+    to `whole` bytes is not cut, even if it is larger than a piece.
     """
     if data.size <= max(size(), whole):
         yield Part(data, join_tag(tag, Fragment.WHOLE), True)

@@ -1,4 +1,4 @@
-"""Messages in transit from one rank. Only a few are received simultaneously, and they are delivered whole and in order."""
+"""Messages in transit from one rank. Only a few pieces are received simultaneously. Messages are delivered whole and in order."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Matched(NamedTuple):
 
 
 class _IncomingMessage:
-    """A message in transit. `begun`: bytes received or being received; `flying`: the number of receives in progress."""
+    """A message in transit. `begun`: the bytes whose receive has begun; `flying`: the number of receives in progress."""
 
     def __init__(self, tag: int, part: Fragment, block: PooledBuffer) -> None:
         self.tag, self.part, self.block = tag, part, block
@@ -40,10 +40,10 @@ class _IncomingMessage:
 class Incoming:
     """Receives the messages of one rank.
 
-    `start(handle, buffer, then)` begins a receive, and `deliver(tag, part, block)` takes each complete message. `refuse(reason)`
-    is called once if parts do not form a message or a receive fails; after this call nothing is delivered. `window`: returns the
-    limit of simultaneous receives. Without this limit, large messages would share the link, need more memory, and not arrive in
-    the order in which they were sent.
+    `start(handle, buffer, then)` begins a receive, and `deliver(tag, part, block)` takes each complete message.
+    `refuse(reason)` is called once if parts do not form a message or a receive fails; after this call nothing is delivered.
+    `window`: returns, when called, the largest number of simultaneous receives. Without this limit, large messages would share
+    the link, need more memory, and not arrive in the order in which they were sent.
     """
 
     def __init__(self, pool: Pool, start: Start, deliver: Deliver, refuse: Refuse, window: Callable[[], int]) -> None:

@@ -1,4 +1,4 @@
-"""Sleep until a message comes. MPI has no call for this: a thread either polls MPI or occupies a core.
+"""Sleep until a message comes. MPI has no call for this: a thread that waits in MPI occupies a core, or it polls.
 
 The kernel reports bytes that arrive on MPI's TCP sockets. Ranks of one host exchange messages through shared memory, so they
 wake each other with datagrams to a socket called the doorbell. Both signals only end a sleep early: a thread that is not woken
@@ -66,7 +66,7 @@ class Listener:
             os.eventfd_write(self._orders, 1)
 
     def knock(self, rank: int) -> bool:
-        """Wake `rank` if it is on this host. Return False if `rank` is on another host or does not listen."""
+        """Send a datagram that wakes `rank`. Return False if `rank` is on another host or does not listen."""
         if self._job is None or rank in self._silent:
             return False
         try:
@@ -79,7 +79,10 @@ class Listener:
         return True
 
     def look(self) -> None:
-        """Register the sockets that MPI has opened since the last call. MPI connects two ranks at their first message."""
+        """Register the sockets that MPI has opened since the last call.
+
+        MPI opens them when two ranks exchange their first message.
+        """
         for number in stream_sockets():
             # Edge-triggered, so that bytes that MPI does not read, such as another library's, wake this thread only once.
             with contextlib.suppress(OSError):
@@ -93,7 +96,7 @@ class Listener:
 
 
 def _address(job: str, rank: int) -> str:
-    """Return a socket address in Linux's abstract namespace, which creates no file."""
+    """Return the address of a rank's doorbell in Linux's abstract namespace, which creates no file."""
     return f"\0psnode/{os.getuid()}/{job}/{rank}"
 
 

@@ -1,4 +1,4 @@
-"""The sleeps of the polling thread. MPI moves bytes only inside its calls, but processes share few cores."""
+"""The sleeps of the thread that polls MPI. MPI moves bytes only inside its calls, but polling all the time would occupy a core."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOVED_NANOSECONDS = 40_000
 
 
 class Nap(NamedTuple):
-    """A sleep of `seconds`. If `listening`, a message ends it early."""
+    """A sleep of `seconds`. If `listening` is True, a message ends the sleep early."""
 
     seconds: float
     listening: bool = False
@@ -31,12 +31,14 @@ class Nap(NamedTuple):
 class Pace:
     """Decides on the time before the next poll, from the results of the last polls.
 
-    While transfers are in progress: poll without sleeping while bytes come fast and for BUSY_SPINS polls after that. Then sleep
-    for BUSY_FIRST, rising to BUSY_LAST. So a slow link costs few polls, since the sockets' buffers hold more bytes than the link
-    delivers in BUSY_LAST (62 kB at 1 Gbit/s). A fast link gets the whole core.
+    While transfers are in progress, the thread polls without sleeping as long as bytes come fast, and for BUSY_SPINS polls
+    after that. Then it sleeps for BUSY_FIRST, rising to BUSY_LAST. So a slow link costs few polls: the buffers of sockets hold
+    more bytes than the link delivers in BUSY_LAST (62 kB at 1 Gbit/s). A fast link gets the whole core.
 
-    Idle without a listener: sleep for IDLE_FIRST, rising to IDLE_LAST. Idle with a listener: listen for LISTEN seconds at a time.
-    After a sound without a complete message, sleep for IDLE_FIRST, so that a slow link does not wake the thread for each packet.
+    Without transfers and without a listener, the thread sleeps for IDLE_FIRST, rising to IDLE_LAST. With a listener, it
+    listens for LISTEN seconds at a time. After a sound (the listener was woken) without a complete message, it sleeps for
+    IDLE_FIRST, so that a slow link does not wake the thread for each packet.
+
     On some networks messages do not wake the listener. Each such message lowers the trust in listening; each sound raises it.
     Below TRUST_ENOUGH, sleeps are as short as without a listener, but the thread still listens during the longest sleeps.
     """
@@ -49,8 +51,8 @@ class Pace:
     def next(self, moved: bool, busy: bool, woken: Woken | None) -> Nap:
         """Return the next sleep.
 
-        `moved`: the last poll made progress. `busy`: transfers are in progress. `woken`: the reason why listening ended, or None
-        if the thread did not listen.
+        `moved`: True if the last poll made progress. `busy`: True if transfers are in progress. `woken`: the reason why
+        listening ended, or None if the thread did not listen.
         """
         if moved:
             self._idle, self._busy, self._spins = IDLE_FIRST, BUSY_FIRST, 0

@@ -1,4 +1,4 @@
-"""The size of the pieces in which large messages go to one rank. It follows from the rate at which earlier pieces left."""
+"""The size of the pieces in which large messages go to one rank, derived from the rate at which earlier pieces have left."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ _WHOLE_PIECES = 4  # a message of up to this number of pieces is not cut
 class PieceSize:
     """Returns, when called, the size of the next piece in bytes. A piece takes about 10 ms and has at least 128 KiB.
 
-    If several ranks with megabytes in transit share a link, TCP divides the link unevenly for seconds, and links to other ranks
-    idle. Small pieces divide a link evenly, but every piece takes processor time. Therefore pieces are larger on a fast link, and
-    a message of a few pieces is not cut. The slowest of the last measurements counts, since bytes after a pause only go into the
-    buffers of sockets and seem fast. The size at most doubles with each measurement.
-    `most`: the largest size. `clock`: returns seconds.
+    If several ranks with megabytes in transit share a link, TCP divides the link unevenly for seconds, while links to other
+    ranks are idle. Small pieces divide a link evenly, but every piece takes processor time. Therefore pieces are larger on a
+    fast link, and a message that would make only a few pieces is not cut.
+
+    The size follows the slowest of the last measurements: after a pause, bytes only go into the buffers of sockets and seem
+    fast. The size at most doubles with each measurement. `most`: the largest size. `clock`: returns seconds.
     """
 
     def __init__(self, most: int, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -39,13 +40,13 @@ class PieceSize:
         return min(_WHOLE_PIECES * self._size, self._most)
 
     def began(self) -> None:
-        """Record that an MPI message begins to leave."""
+        """Record that MPI begins to send a message."""
         if not self._flying:
             self._since, self._bytes = self._clock(), 0
         self._flying += 1
 
     def left(self, nbytes: int) -> None:
-        """Record that an MPI message of `nbytes` bytes, which began to leave earlier, has left."""
+        """Record that an MPI message of `nbytes` bytes has left, see `began`."""
         self._flying -= 1
         self._bytes += nbytes
         if self._bytes >= _PIECES * self._size:

@@ -1,4 +1,4 @@
-"""The round trip of this process's connections, as the kernel measures it, and the number of pieces in transit that it needs."""
+"""Round trip of this process's connections, as the kernel measures it, and the number of pieces in transit that it requires."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ _NEVER = 0xFFFFFFFF  # the kernel has not measured a round trip yet
 
 
 def longest_round_trip(sockets: Iterable[int]) -> float:
-    """Return the maximum, over the TCP connections with the descriptors `sockets`, of the least round trip in seconds.
+    """Return the longest round trip of the TCP connections with the descriptors `sockets`, in seconds.
 
-    The least round trip of a connection contains no time in a queue. Returns 0 if the kernel gives no round trip.
+    For each connection the shortest round trip that the kernel has measured counts, since it contains no time in a queue.
+    Returns 0 if the kernel gives no round trip.
     """
     found = [0]
     for number in sockets:
@@ -37,11 +38,11 @@ def longest_round_trip(sockets: Iterable[int]) -> float:
 
 
 class Window:
-    """Returns, when called, the number of pieces from one rank that are received simultaneously.
+    """Returns, when called, the number of pieces from one rank that may be received simultaneously.
 
     If the round trip is short, two pieces keep a link busy, and with more pieces in transit TCP would divide links unevenly
-    (`piece_size`). For a long round trip, the pieces that a link carries in two round trips are added, since every piece is
-    first announced and then requested. `look`: returns the longest round trip in seconds. `clock`: returns seconds.
+    (`piece_size`). A piece is first announced and then requested. So for a long round trip, the number grows by the pieces
+    that a link carries in two round trips. `look`: returns the longest round trip in seconds. `clock`: returns seconds.
     """
 
     def __init__(

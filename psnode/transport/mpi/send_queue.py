@@ -1,4 +1,4 @@
-"""Messages in transit to one rank. MPI gets a bounded number of them at a time; the rest wait in a queue, in order."""
+"""Messages in transit to one rank. MPI gets only a limited number of parts at a time; the rest waits in a queue, in order."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Finish = Callable[[], None]
 
 
 class _OutgoingMessage:
-    """A message with `flying` parts in transit, which MPI may end in any order. `queued`: True while parts have not left."""
+    """A message with `flying` parts in transit, which may leave in any order. `queued`: True until its last part is given to MPI."""
 
     def __init__(self, parts: Iterator[Part], finish: Finish) -> None:
         self.parts, self.finish = parts, finish
         self.flying, self.queued = 0, True
 
     def look(self) -> None:
-        """Finish if all parts have left."""
+        """Call `finish` if all parts have left."""
         if not self.queued and not self.flying:
             self.finish()
 
@@ -34,7 +34,8 @@ class _OutgoingMessage:
 class Outgoing:
     """The messages to one rank. `start(part, then)` sends an MPI message and calls `then(error)` when it has left.
 
-    `size` is informed of all bytes that leave. `window`: returns the number of messages that the receiver takes simultaneously.
+    `size` is told of all bytes that leave. `window`: returns, when called, the number of parts that the receiver takes
+    simultaneously.
     """
 
     def __init__(self, start: Start, size: PieceSize, window: Callable[[], int]) -> None:
@@ -45,7 +46,7 @@ class Outgoing:
 
     @property
     def busy(self) -> bool:
-        """True while any message has not left."""
+        """True while some message has not left."""
         return bool(self._queue) or self._flying > 0
 
     def put(self, parts: Iterator[Part], finish: Finish) -> None:
@@ -60,7 +61,7 @@ class Outgoing:
         self._advance()
 
     def _advance(self) -> None:
-        """Give MPI as many messages as the window allows."""
+        """Give parts to MPI until the number in transit reaches the receiver's window, plus a few more."""
         while self._queue and self._flying < self._window() + AHEAD:
             message = self._queue[0]
             part = next(message.parts)
@@ -73,7 +74,7 @@ class Outgoing:
             self._start(part, partial(self._left, message, part.data.size))
 
     def drop(self) -> None:
-        """Drop all queued parts, since the rank is lost. The parts that MPI already has end with an error."""
+        """Drop all queued parts, since the rank is lost. Sends that MPI has already begun end with an error."""
         self._dropped = True
         while self._queue:
             message = self._queue.popleft()

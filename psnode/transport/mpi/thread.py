@@ -31,8 +31,8 @@ class Call(NamedTuple):
 class MpiThread:
     """The thread that calls MPI. `run` is its body; the other methods are for other threads. `mpi`: the module mpi4py.MPI.
 
-    When `started` is set, `traffic` exists unless there is an `error`. When `ended` is set, `agreed` is True if all ranks left
-    together.
+    `started` and `ended` are events. After `started` is set, `traffic` exists unless there is an `error`. After `ended` is
+    set, `agreed` is True if all ranks have left together.
     """
 
     traffic: Traffic
@@ -51,7 +51,7 @@ class MpiThread:
         self._next_deaths = 0.0
 
     def order(self, order: Message | Call | None) -> None:
-        """Queue an order. The MPI thread carries it out immediately unless MPI blocks this thread."""
+        """Queue an order. The MPI thread carries it out immediately, unless a call of MPI blocks the thread."""
         self._orders.put(order)
         if self._listening and self._listener is not None:
             self._listener.wake()
@@ -59,14 +59,17 @@ class MpiThread:
             self._sweep()
 
     def absent(self) -> list[int]:
-        """Return, while MPI_Init blocks, the ranks that have not called it; empty unless all ranks are on this host."""
+        """Return, while MPI_Init blocks, the ranks that have not called it yet.
+
+        The list is empty unless all ranks are on this host.
+        """
         found = place()
         if found is None or self._listener is None or job_name() is None or not on_one_host():
             return []
         return [rank for rank in range(found.size) if not self._listener.knock(rank)]
 
     def close(self, seconds: float) -> None:
-        """Ask the thread to finish the queue, agree with the other ranks to leave, and end. Return immediately.
+        """Ask the thread to send all queued messages, agree with the other ranks to leave, and end. Return immediately.
 
         `seconds`: the time after which the thread ends even without agreement.
         """
@@ -125,7 +128,7 @@ class MpiThread:
             self._take_orders(0.0 if nap.listening else nap.seconds)
 
     def _look_for_deaths(self) -> None:
-        """Ask MPI for dead ranks, at most every 10 ms unless a loss has not been announced yet."""
+        """Ask MPI for dead ranks, but at most every 10 ms. While a known loss waits to be announced, ask at every call."""
         if self.traffic.dying or time.monotonic() > self._next_deaths:
             self.traffic.look_for_deaths()
             self._next_deaths = time.monotonic() + _DEATHS_SECONDS
@@ -138,7 +141,7 @@ class MpiThread:
             self._listening = False
 
     def _look_for_sockets(self, listener: Listener) -> None:
-        """Look for new sockets at most every 50 ms, after a message that did not wake the listener."""
+        """Register new sockets with the listener, at most every 50 ms. Called after a message that did not wake the listener."""
         if time.monotonic() > self._next_look:
             self._next_look = time.monotonic() + _LOOK_SECONDS
             listener.look()
@@ -166,7 +169,7 @@ class MpiThread:
         return leave or time.monotonic() > self._closing_deadline
 
     def _sweep(self) -> None:
-        """Finish the sends that came too late, with an error."""
+        """Finish, with an error, the sends that were ordered too late."""
         while True:
             try:
                 order = self._orders.get_nowait()
@@ -185,7 +188,8 @@ def _rank() -> int:
 def _local_rank(mpi: Any) -> int:
     """Return this process's number among the ranks of its host, from the launcher if it gives one, otherwise from MPI.
 
-    The call of MPI involves all ranks. This works because a launcher gives the number either to all ranks or to no rank.
+    All ranks must take part in the call of MPI. They do, because a launcher gives the number either to all ranks or to no
+    rank.
     """
     if (said := local_rank()) is not None:
         return said

@@ -30,7 +30,7 @@ _EMPTY = np.empty(0, np.uint8)
 
 
 class Message(NamedTuple):
-    """A message for `rank`, and the Send that is finished when the message has left."""
+    """A message for `rank`, and its Send, which is finished when the message has left."""
 
     rank: int
     tag: int
@@ -79,7 +79,7 @@ class Traffic:
         self._outgoing[message.rank].put(cut(message.block.data, message.tag, size, size.whole), finish)
 
     def probe(self) -> bool:
-        """Begin to receive the messages that have come. Return True if any message has come, or if a rank has died."""
+        """Begin to receive the messages that have arrived. Return True if there are any, or if a rank has died."""
         found = misses = 0
         while found < _PROBES and misses < 2:  # a probe lets MPI make progress, so the probe after a miss may find a message
             try:
@@ -98,11 +98,11 @@ class Traffic:
         return found > 0
 
     def test(self) -> bool:
-        """Let MPI move bytes, and handle the operations that have ended. Return True if any has ended."""
+        """Let MPI move bytes, and handle the operations that have ended. Return True if any operation has ended."""
         return self._requests.test()
 
     def look_for_deaths(self) -> None:
-        """Record which ranks have died, and announce those whose last messages have been delivered."""
+        """Record new dead ranks. Announce the loss of a rank when its last messages have been delivered or are overdue."""
         for rank in self._deaths.new():
             self._lose(rank, "its process has died")
         for rank, (deadline, reason) in list(self._dying.items()):
@@ -112,11 +112,11 @@ class Traffic:
 
     @property
     def dying(self) -> bool:
-        """True while the loss of a rank has not been announced yet."""
+        """True while the loss of some rank is known but not announced yet."""
         return bool(self._dying)
 
     def take_leave(self) -> bool:
-        """Make progress in leaving. Return True when everything is sent and all living ranks leave too."""
+        """Send the farewells that are due. Return True when everything is sent and all living ranks have agreed to leave."""
         if self._dying or any(self._outgoing[rank].busy for rank in self.alive):
             return False
         due = self._farewell.due(self.alive)
@@ -125,7 +125,7 @@ class Traffic:
         return not due and self._farewell.agreed(self.alive)
 
     def give_up(self, error: Exception | None) -> None:
-        """Finish all unsent messages with `error`, since no more messages move."""
+        """Finish all unsent messages with `error`, since no more messages are sent."""
         for send in self._unfinished:
             send.finish(error or TransportError("the transport was closed before it was sent"))
 
@@ -161,7 +161,7 @@ class Traffic:
             self._inboxes.deliver(Arrival(source, tag, block.data, block.release))
 
     def _lose(self, rank: int, reason: str) -> None:
-        """Send nothing more to `rank`. The last messages from it are still delivered; then its loss is announced."""
+        """Send nothing more to `rank`. Its loss is announced after the last messages from it have been delivered."""
         if rank in self.alive and rank != self.rank:
             self.alive -= {rank}
             self._dying[rank] = (time.monotonic() + _LAST_WORDS_SECONDS, reason)
@@ -169,4 +169,4 @@ class Traffic:
 
 
 def _nothing() -> None:
-    """Do nothing, since no thread waits for a farewell to be sent."""
+    """Do nothing. This is the callback of a farewell, for which no thread waits."""
