@@ -78,7 +78,7 @@ def _rate(seconds: Callable[[int], float], trip: float) -> float:
 
 
 def answer(link: FrameChannel, frame: Frame) -> None:
-    """Answer, on a worker, a PROBE frame of `measure_links`. Raises WireError if the frame asks for more bytes than are allowed."""
+    """Answer, on a worker, a PROBE frame of `measure_links`. Raises WireError if the frame asks for too many bytes."""
     body = bytes(frame.body[: _SIZE.size])
     frame.release()
     size = _SIZE.unpack(body)[0] if len(body) == _SIZE.size else _LARGEST + 1

@@ -78,7 +78,8 @@ def _is_name(value: object) -> bool:
 
 
 def _is_control(letter: str) -> bool:
-    """Return True for a control character, a line end, half a surrogate pair, or a character that changes the text's direction."""
+    """Return True for a control character, a line end, half a surrogate pair, or a character that changes the direction of text.
+    """
     turns = unicodedata.bidirectional(letter) in _TURNS
     return turns or unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp")
 

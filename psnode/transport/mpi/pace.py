@@ -1,4 +1,4 @@
-"""The sleeps of the thread that polls MPI. MPI moves bytes only inside its calls, but polling all the time would occupy a core."""
+"""The sleeps of the thread that polls MPI. MPI moves bytes only inside its calls, but constant polling would occupy a core."""
 
 from __future__ import annotations
 

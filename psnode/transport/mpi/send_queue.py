@@ -19,7 +19,10 @@ Finish = Callable[[], None]
 
 
 class _OutgoingMessage:
-    """A message with `flying` parts in transit, which may leave in any order. `queued`: True until its last part is given to MPI."""
+    """A message with `flying` parts in transit, which may leave in any order.
+
+    `queued`: True until its last part is given to MPI.
+    """
 
     def __init__(self, parts: Iterator[Part], finish: Finish) -> None:
         self.parts, self.finish = parts, finish
