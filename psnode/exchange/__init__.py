@@ -1,1 +1,1 @@
-"""Data plane: gradients on the way to the master, and weights on the way to the workers."""
+"""Data plane: gradients on their way from workers to the roots that sum them, and weights on their way back."""

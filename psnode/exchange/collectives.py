@@ -18,7 +18,7 @@ _ALIGNED = 4  # payloads begin at multiples of this number of bytes
 
 
 class Collectives:
-    """Exchange among the ranks of a gloo process group, with arrays on the host. One thread calls it."""
+    """Exchange among the ranks of a gloo process group, with arrays on the host. Only one thread may call it."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
@@ -27,22 +27,26 @@ class Collectives:
 
     @classmethod
     def among(cls, parent: dist.ProcessGroup | None) -> Self:
-        """Create an exchange with a process group of its own, among the ranks of `parent`, or among all ranks if it is None.
+        """Create an exchange among the ranks of the process group `parent`, or among all ranks if `parent` is None.
 
-        All these ranks must make this call together.
+        The exchange has a process group of its own. All its ranks must make this call together.
         """
         ranks = dist.get_process_group_ranks(parent or dist.group.WORLD)
         return cls(dist.new_group(ranks, backend="gloo", use_local_synchronization=True))
 
     def sizes(self, own: Sequence[int]) -> Sizes:
-        """Gather a list of integers from every rank. The lists have the same length. Return an array of shape (ranks, length)."""
+        """Gather a list of integers from every rank. Return an array of shape (ranks, length), with one row for each rank.
+
+        The lists of all ranks must have the same length.
+        """
         mine = torch.tensor(own, dtype=torch.int64)
         return np.stack([each.numpy() for each in self._gather(mine)])
 
     def gathered(self, own: Sequence[Payload], sizes: Sizes) -> Iterator[list[Payload]]:
-        """Yield the payloads of each rank, in order of rank. `sizes`: their sizes in bytes, of shape (ranks, payloads).
+        """Yield, in order of rank, the list of payloads of each rank. `own`: the payloads of this rank.
 
-        In the messages each payload starts at a multiple of 4 bytes.
+        `sizes`: the sizes of all payloads in bytes, of shape (ranks, payloads). In the messages each payload starts at a
+        multiple of 4 bytes.
         """
         if not own:
             return
@@ -56,7 +60,10 @@ class Collectives:
             yield [Payload.from_bytes(array[a : a + n]) for a, n in zip(ends - _padded(lengths), lengths, strict=True)]
 
     def merged(self, payload: Payload) -> Payload:
-        """Return the sketch of the sum of all ranks' arrays. All ranks must have made their sketches with the same key."""
+        """Return the sketch of the sum of all ranks' arrays. `payload`: the sketch of this rank's array.
+
+        All ranks must have made their sketches with the same key.
+        """
         data = payload.data.copy()
         dist.all_reduce(torch.from_numpy(cells_of(data, len(payload.shape))), group=self._group)
         return Payload(data)
@@ -75,5 +82,5 @@ class Collectives:
 
 
 def _padded(nbytes: Any) -> Any:
-    """Return the sizes of payloads in bytes, with their padding of zeros."""
+    """Return the sizes of payloads in bytes, rounded up by the zeros with which payloads are padded."""
     return -(-nbytes // _ALIGNED) * _ALIGNED

@@ -1,9 +1,9 @@
 """Compilation of a step's kernels before the first step: once per machine, in parallel processes, with a cache on disk.
 
-A step consists of pieces, each with kernels of its own: gradients are coded and added, weights are updated, coded and
-read. To compile its kernels, a piece is run on a few values like those of the job. Numba loads cached kernels.
-Processes that import neither torch nor MPI compile the other kernels. On each host one rank compiles, and the other
-ranks wait for it.
+A step consists of pieces, each with kernels of its own: gradients are coded and added, weights are updated, coded and read. A
+piece's kernels are compiled by running the piece on a few values like those of the job. If the kernels are in Numba's cache,
+they are loaded instead. Compilation takes place in processes that import neither torch nor MPI. On each host one rank
+compiles, and the other ranks wait for it.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ _LOCK = ".psnode-kernels.lock"
 
 
 class _ColdError(Exception):
-    """Error: a kernel is not in the cache."""
+    """Raised in place of compiling a kernel that is not in the cache."""
 
 
 class _Watch(numba_events.Listener):
     """Listener that counts the kernels that this thread compiles. A kernel compiled as part of another one does not count.
 
-    With `refuses` it raises _ColdError when a kernel would be compiled.
+    With `refuses`, it raises _ColdError instead when a kernel would be compiled.
     """
 
     def __init__(self, *, refuses: bool) -> None:
@@ -76,7 +76,7 @@ class _Watch(numba_events.Listener):
 
 @contextlib.contextmanager
 def watched(*, refuses: bool = False) -> Iterator[_Watch]:
-    """Count the kernels that are compiled inside the context."""
+    """Return a context that yields a listener, which counts the kernels compiled inside the context. `refuses`: see _Watch."""
     watch = _Watch(refuses=refuses)
     numba_events.register(_COMPILES, watch)  # type: ignore[no-untyped-call]
     try:
@@ -86,7 +86,7 @@ def watched(*, refuses: bool = False) -> Iterator[_Watch]:
 
 
 def prepare(coding: Coding, config: Config) -> None:
-    """Load or compile all kernels that a step needs, and log the compiled ones."""
+    """Load or compile all kernels that a step needs, and log those that had to be compiled."""
     pieces = pieces_of(coding, config)
     if missing := [piece for piece in pieces if not _is_cached(piece)]:
         with _alone():
@@ -96,7 +96,7 @@ def prepare(coding: Coding, config: Config) -> None:
 
 
 def _is_cached(piece: Piece) -> bool:
-    """Return True if all kernels of `piece` were cached. They are then loaded."""
+    """Return True if all kernels of `piece` are in the cache. In this case the call also loads them."""
     try:
         with watched(refuses=True):
             _load(piece)
@@ -107,7 +107,7 @@ def _is_cached(piece: Piece) -> bool:
 
 @cache
 def _load(piece: Piece) -> None:
-    """Run `piece`, once per process. The process then keeps the piece's kernels."""
+    """Run `piece`, so that this process loads and keeps the piece's kernels. Later calls for the same piece do nothing."""
     run_piece(piece)
 
 
@@ -126,7 +126,10 @@ def _compile(pieces: Sequence[Piece]) -> None:
 
 
 def _compiled(pieces: Sequence[Piece]) -> Iterator[tuple[Piece, int]]:
-    """Compile `pieces`. Yield each piece when it is compiled, with its number of compiled kernels."""
+    """Compile `pieces`, in several processes if possible.
+
+    Yield each piece when it is done, with its number of compiled kernels.
+    """
     jobs = _jobs(pieces)
     processes = min(len(jobs), usable_cores())
     if processes < 2 or _nothing_is_kept():
@@ -162,10 +165,11 @@ def _compiled(pieces: Sequence[Piece]) -> Iterator[tuple[Piece, int]]:
 
 
 def _jobs(pieces: Sequence[Piece]) -> list[list[Piece]]:
-    """Return `pieces` in jobs. Pieces that share stages of codecs also share kernels, and therefore form one job.
+    """Return `pieces` divided into jobs, which may be compiled in parallel.
 
-    In two jobs the shared kernels would be compiled twice. Each part of a codec is a job of its own, and these jobs come first.
-    `_compiled` begins other jobs with the same stages when all parts are done.
+    Pieces that share stages of codecs also share kernels. They form one job, since two jobs would both compile the shared
+    kernels. Each part of a codec is a job of its own, and these jobs come first. `_compiled` begins other jobs with the same
+    stages when all parts are done.
     """
     parts = [[piece] for piece in pieces if piece.what == PART]
     jobs: list[tuple[set[str], list[Piece]]] = []
@@ -186,7 +190,10 @@ def _stages(piece: Piece) -> set[str]:
 def _feed(
     child: subprocess.Popen[str], waiting: queue.SimpleQueue[Sequence[Piece] | None], done: queue.SimpleQueue[tuple[Piece, int]]
 ) -> None:
-    """Make `child` compile the pieces of waiting jobs until None comes. A piece that it cannot compile counts as done."""
+    """Let the process `child` compile the pieces of waiting jobs until None comes instead of a job.
+
+    A piece that `child` cannot compile counts as done.
+    """
     assert child.stdin is not None and child.stdout is not None
     while (job := waiting.get()) is not None:
         for piece in job:
@@ -208,7 +215,7 @@ def _child() -> subprocess.Popen[str]:
 
 
 def serve() -> None:
-    """Compile the pieces that arrive on standard input, one per line, and answer each with the number of compiled kernels."""
+    """Compile the pieces that arrive on standard input, one per line. Answer each with its number of compiled kernels."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     for line in sys.stdin:
         with watched() as watch, contextlib.suppress(Exception):  # the parent repeats the piece and raises
@@ -217,13 +224,19 @@ def serve() -> None:
 
 
 def _nothing_is_kept() -> bool:
-    """Return True if compiled kernels are not cached: psnode.codecs.kernels.jit found no directory for them, or Numba is off."""
+    """Return True if compiled kernels are not cached, because no directory was found for them or Numba is switched off.
+
+    psnode.codecs.kernels.jit chooses the directory.
+    """
     return isinstance(getattr(add_scaled, "_cache", NullCache()), NullCache)
 
 
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
-    """Hold the lock of the cache, so that no other process compiles for it. If the cache cannot be locked, hold no lock."""
+    """Return a context that holds the lock of the cache, so that no other process compiles kernels for it at the same time.
+
+    If the cache cannot be locked, the context holds no lock.
+    """
     lock: BaseFileLock | None = None
     dispatcher: Any = add_scaled
     if not _nothing_is_kept():

@@ -1,4 +1,4 @@
-"""Early frames: frames that a worker receives before it can use them. Frames of different senders come in any order."""
+"""Early frames: frames that a worker receives before it can use them. Frames from different senders arrive in any order."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ _PARTS = (Kind.WEIGHTS, Kind.DELTA)
 class EarlyFrames:
     """Store of early frames: parts of versions, by version and group, and the master's other frames in their order.
 
-    A part is a frame with the weights of one group. `sources[g]` is the rank that sends group g. Frames of one rank come in the
-    order in which it sent them. At most `limit` bytes are kept. STATE frames do not count, since only one comes when a spare
-    takes over a place.
+    A part is a frame with the weights of one group. `sources[g]` is the rank that sends group g. Frames of one rank come in
+    the order in which it sent them. At most `limit` bytes are kept. STATE frames do not count, since only one comes when a
+    spare replaces a worker.
 
-    A `root` is a rank that may also send every group. Then the parts of a version come by two routes, in any order and possibly
-    twice, and a part that is no longer needed is dropped.
+    `root`: a rank that may also send every group, or None. With a `root`, the parts of a version come by two routes, in any
+    order and possibly twice. Parts that are no longer needed are then dropped.
 
     Raises WireError for a frame that its sender must not send, for a part of an older version than the sender's last part, and
-    if more than `limit` bytes are kept. The error names the sender; if there are too many bytes, the sender of most of them.
+    if more than `limit` bytes are kept. The error names the sender. If too many bytes are kept, it names the rank that sent
+    most of them.
     """
 
     def __init__(self, sources: Sequence[int], limit: int, root: int | None = None) -> None:
@@ -39,7 +40,10 @@ class EarlyFrames:
         self._whole = -1  # the newest version that was completely put in place; later versions before `_due` were skipped
 
     def expect(self, version: int, *, skipping: bool = False) -> None:
-        """Expect frames of `version`, and drop earlier parts. Unless `skipping`, version - 1 is completely in place."""
+        """Expect frames of `version`, and drop the parts of earlier versions.
+
+        Unless `skipping` is True, all weights of version - 1 are in place.
+        """
         self._due = version
         if not skipping:
             self._whole = version - 1
@@ -50,7 +54,8 @@ class EarlyFrames:
     def put(self, frame: Frame) -> None:
         """Keep a frame until it is due.
 
-        A part of an earlier version is dropped if it holds whole weights or if its version was skipped. Otherwise it is an error.
+        A part of a version before the expected one is dropped if it holds whole weights or if its version was skipped. Any
+        other such part is an error.
         """
         if frame.kind not in _PARTS:
             if frame.sender != MASTER:
@@ -74,7 +79,7 @@ class EarlyFrames:
         self._count(frame, 1)
 
     def _put_part(self, frame: Frame) -> None:
-        """Keep a part, one per group and version. Whole weights replace an earlier part."""
+        """Keep a part, at most one per group and version. Whole weights replace a part that has come earlier."""
         earlier = self._parts.get(frame.version, {}).get(frame.group)
         if frame.version < self._due or (earlier is not None and frame.kind is Kind.DELTA):
             raise unexpected(frame)
@@ -84,7 +89,7 @@ class EarlyFrames:
         parts[frame.group] = frame
 
     def part(self, version: int) -> Frame | None:
-        """Remove and return the oldest part of `version`, or return None."""
+        """Remove and return the oldest part of `version`. Return None if there is none."""
         if not (parts := self._parts.get(version)):
             return None
         frame = parts.pop(next(iter(parts)))
@@ -92,21 +97,24 @@ class EarlyFrames:
         return frame
 
     def has(self, version: int, group: int) -> bool:
-        """Return True if the part of `group` in `version` has come and was not taken."""
+        """Return True if the part of `group` in `version` has come and is still kept."""
         return group in self._parts.get(version, ())
 
     def is_whole(self, version: int) -> bool:
-        """Return True if all parts of `version` have come and no part was taken."""
+        """Return True if the parts of all groups in `version` have come and are still kept."""
         return len(self._parts.get(version, ())) == len(self._sources)
 
     def is_replaced(self, version: int) -> bool:
-        """Return True if the next of `others` is of a version after `version`, all whole weights of which have come."""
+        """Return True if the next frame in `others` is about a version after `version`, and its whole weights have all come."""
         following = self._others[0].version if self._others else version
         whole = [frame for frame in self._parts.get(following, {}).values() if frame.kind is Kind.WEIGHTS]
         return following > version and len(whole) == len(self._sources)
 
     def passed(self, group: int, version: int) -> bool:
-        """Return True if `group` has only one sender, and it has sent a part of a version after `version`."""
+        """Return True if the part of `group` in `version` can no longer come.
+
+        This is so if only one rank sends the group and has already sent a part of a later version.
+        """
         return self._root is None and self._newest[self._sources[group]] > version
 
     @property
@@ -116,11 +124,11 @@ class EarlyFrames:
 
     @property
     def ended(self) -> bool:
-        """True if the newest of `others` closes the job's last version. Later frames are then for other code."""
+        """True if the newest frame in `others` closes the job's last version. Later frames are then meant for other code."""
         return bool(self._others) and Flag.STOP in self._others[-1].flags
 
     def other(self) -> Frame | None:
-        """Remove and return the oldest of `others`, or return None."""
+        """Remove and return the oldest frame of `others`. Return None if there is none."""
         if not self._others:
             return None
         frame = self._others.popleft()
@@ -148,10 +156,10 @@ class EarlyFrames:
 
 
 def describe(frame: Frame) -> str:
-    """Describe a frame that came instead of the expected one, for an error message."""
+    """Return a description, for an error message, of a frame that came instead of the expected one."""
     return f"a {frame.kind.name} frame of group {frame.group}, step {frame.step}, version {frame.version}"
 
 
 def unexpected(frame: Frame) -> WireError:
-    """Return the error for a frame that must not come, whichever frames came before it."""
+    """Return the error for a frame that its sender must never send at this stage, whichever frames came before it."""
     return WireError(f"no rank is to send {describe(frame)} now", frame.sender)

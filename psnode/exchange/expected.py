@@ -1,4 +1,4 @@
-"""Estimates, before the first step, of a step's bytes. Payloads of normal values are scaled to the sizes of the plan."""
+"""Estimates, before the first step, of the bytes of a step. A codec codes normal values, and the result is scaled to the plan."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _MOST = 1 << 20  # the most coordinates that are coded to estimate a codec's pay
 
 
 def step_bytes(coding: Coding) -> tuple[float, float]:
-    """Return the expected bytes of a worker's gradients up and of the weights down to one worker, frame headers included.
+    """Return the expected bytes of one worker's gradients up, and of the weights down to one worker, frame headers included.
 
-    They are exact for codecs whose payloads have a fixed size, and estimated from normal values for other codecs. The larger
-    payloads during the warm-up of a ratio are not considered.
+    The numbers are exact for codecs whose payloads have a fixed size. For other codecs they are estimated from the payloads of
+    normally distributed values. The larger payloads during the warm-up of a ratio are not considered.
     """
     plan, down = coding.plan, coding.down
     headers = HEADER_BYTES * len(plan.groups)
@@ -38,9 +38,9 @@ def _total(segments: Iterable[Segment], codecs: Iterable[Codec]) -> float:
 
 
 def _share(codec: Codec, segments: list[Segment]) -> float:
-    """Return the size of a payload as a share of its largest possible size.
+    """Return the size of a codec's payload as a share of its largest possible size.
 
-    The share is measured on the largest of `segments` that has at most _MOST coordinates.
+    The share is measured on the shape of the largest of `segments` with at most _MOST coordinates.
     """
     if codec.lossless:
         return 1.0

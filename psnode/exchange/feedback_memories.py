@@ -21,7 +21,7 @@ Tensors = dict[str, torch.Tensor]
 class FeedbackMemories:
     """Storage of memories: one float32 vector per memory, in plan order. A segment or a tensor has a slice of the vector.
 
-    Pages of a vector that no segment uses are never written, so they take no memory.
+    Pages of a vector that belong to no segment with this memory are never written, so they take no memory of the machine.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -30,7 +30,7 @@ class FeedbackMemories:
         self._vectors: dict[str, Floats] = {}
 
     def vector(self, name: str) -> Floats:
-        """Return the vector of memory `name`, which begins with zeros."""
+        """Return the vector of the memory called `name`. It is made of zeros at the first call."""
         if name not in self._vectors:
             self._vectors[name] = untouched(self._plan.size)
         return self._vectors[name]
@@ -53,9 +53,9 @@ class FeedbackMemories:
     def load(self, coders: Sequence[SegmentCoder], tensors: Mapping[str, torch.Tensor]) -> None:
         """Load the result of `state`, which another plan may have written. Raises CheckpointError if it does not fit this run.
 
-        The memory of a tensor that was not compressed before begins with zeros. A tensor that is no longer compressed keeps its
-        memory if a value in it is not 0; the memory is then sent with the next gradient. Codebooks of segments that no longer
-        exist are ignored.
+        If a tensor was not compressed in the other plan, its memory begins with zeros. If a tensor is no longer compressed,
+        but its memory holds a value other than 0, the tensor keeps this memory, which is then sent with the next gradient.
+        Codebooks of segments that no longer exist are ignored.
         """
         own = {key: value for key, value in tensors.items() if key.startswith(FEEDBACK)}
         self._check(coders, own)
@@ -72,7 +72,7 @@ class FeedbackMemories:
                 coder.restore()
 
     def _check(self, coders: Sequence[SegmentCoder], tensors: Mapping[str, torch.Tensor]) -> None:
-        """Raise CheckpointError if an entry's memory or tensor does not exist in this run, or if its size is wrong."""
+        """Raise CheckpointError if a loaded entry names a memory or tensor that this run does not have, or has a wrong size."""
         memories = {name for coder in coders for name in (*coder.state, coder.forgone)}
         for key, value in tensors.items():
             memory, _, name = key.removeprefix(FEEDBACK).partition("/")
@@ -87,7 +87,10 @@ class FeedbackMemories:
                 raise CheckpointError(f"the checkpoint's worker state does not fit this run: {problem}")
 
     def _held(self, coders: Sequence[SegmentCoder]) -> dict[str, Floats]:
-        """Return the memories by name MEMORY/TENSOR, for each tensor with a segment that has the memory."""
+        """Return the memories in use, by name MEMORY/TENSOR.
+
+        These are the memories of all segments, cut into the tensors that have a part in the segment.
+        """
         return {
             f"{memory}/{name}": self._vectors[memory][self._places[name]]
             for coder, inside in zip(coders, state_names.overlaps(self._plan, self._plan.segments), strict=True)
@@ -97,15 +100,15 @@ class FeedbackMemories:
         }
 
     def _owes(self, tensors: Mapping[str, torch.Tensor], memory: str | None, name: str, part: slice) -> bool:
-        """Return True if `memory` of tensor `name` has a nonzero value in `part`, a range of the flat vector."""
+        """Return True if `memory` of tensor `name` in a checkpoint has a nonzero value in `part`, a range of the flat vector."""
         value, start = tensors.get(f"{FEEDBACK}{memory}/{name}"), self._places[name].start
         return value is not None and bool(value[part.start - start : part.stop - start].any())
 
     def _load_rates(self, coders: Sequence[SegmentCoder], tensors: Mapping[str, torch.Tensor]) -> None:
-        """Load the learning rates that are the units of rescaled residuals.
+        """Load the learning rates in whose units rescaled residuals are kept.
 
-        If the coordinates of a segment have different rates, the segment gets the largest rate, and its residual is converted
-        to this unit.
+        If the coordinates of a segment have different rates, the segment gets the largest of these rates, and its residual is
+        converted to this unit.
         """
         runs = state_names.collected(self._plan, tensors, f"{FEEDBACK}{RATE}/")
         for coder in coders if any(run.value for run in runs) else ():

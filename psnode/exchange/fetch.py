@@ -9,7 +9,7 @@ import torch
 
 
 class Coming(Protocol):
-    """Copy in progress."""
+    """Copy in progress from a device to the host."""
 
     def synchronize(self) -> None:
         """Block until the copy is complete."""
@@ -19,7 +19,7 @@ Fetch = Callable[[torch.Tensor, torch.Tensor], Coming]  # (source on the device,
 
 
 class SideStream:
-    """Copier from a CUDA device to pinned memory, in a stream of its own and in the order of the calls.
+    """Copier from a CUDA device to pinned memory. It has a CUDA stream of its own and copies in the order of the calls.
 
     A copy waits only for the work that was submitted to the calling thread's current stream before the call. So the gradient
     of a layer is copied while the backward pass computes the next layers.
@@ -40,7 +40,7 @@ class SideStream:
 
 
 class OnDemand:
-    """Tensor that stays on its device. It is copied to `target` on the host when the host needs it."""
+    """Tensor that stays on its device. It is copied to `target`, on the host, only when the host needs it."""
 
     def __init__(self, source: torch.Tensor, target: torch.Tensor) -> None:
         self._source, self._target = source, target
@@ -48,7 +48,10 @@ class OnDemand:
         self._computed.record()
 
     def ready(self) -> torch.Tensor:
-        """Return the tensor, for work submitted to the calling thread's current stream: the stream waits for the tensor."""
+        """Return the tensor on its device, for work that is then submitted to the calling thread's current stream.
+
+        The stream waits until the tensor is computed.
+        """
         stream = torch.cuda.current_stream()
         stream.wait_event(self._computed)
         self._source.record_stream(stream)  # so that torch does not reuse the tensor's memory before this work is done

@@ -28,7 +28,7 @@ def describe(model: nn.Module) -> list[Tensor]:
 
 
 class MovedParameter(NamedTuple):
-    """Parameter that has left its place in the vector. `view`: a view of this place."""
+    """Parameter that no longer lies in the flat vector. `view`: a view of the vector where the parameter should lie."""
 
     name: str
     parameter: nn.Parameter
@@ -38,7 +38,7 @@ class MovedParameter(NamedTuple):
 class FlatModel:
     """`model` with its trained `parameters` as views of `vector`, a float32 vector of length `plan.size`.
 
-    The model's values are copied into `vector`, which may hold any values before.
+    The values of the model are copied into `vector`, and replace the previous contents.
     """
 
     def __init__(self, model: nn.Module, plan: Plan, vector: torch.Tensor) -> None:
@@ -54,7 +54,7 @@ class FlatModel:
             parameter.grad = None
 
     def moved(self) -> Iterator[MovedParameter]:
-        """Yield the parameters that the model has moved to other memory, or whose order of coordinates it has changed."""
+        """Yield the parameters that the model has moved to other memory, or whose coordinates it has put in another order."""
         for name, view in self.views.items():
             parameter = self.parameters[name]
             if parameter.data_ptr() != view.data_ptr() or parameter.stride() != view.stride():

@@ -1,10 +1,12 @@
 """Flow control: a bound on the bytes of weights in flight to each rank.
 
-Rounds that do not wait for all workers outpace a slow worker, and no round waits for a spare. Weights that a rank has
-not taken yet fill the master's memory while the rank's host receives no data, and fill the rank's memory while its main
-thread is busy. If more than half of the limit is outstanding, the master asks the rank to answer when it has taken all
-weights sent so far. If more than the limit is outstanding, the rank is held: it gets no version before it has answered.
-Then it gets all weights of the newest version.
+Rounds that do not wait for all workers can be faster than a slow worker, and no round waits for a spare. Weights that a rank
+has not taken yet then fill memory: the master's memory while the rank's host receives no data, and the rank's memory while its
+main thread is busy.
+
+If more than half of the limit is outstanding, the master asks the rank to answer when it has taken all weights sent so far. If
+more than the limit is outstanding, the rank is held: it gets no version before it has answered. After its answer it gets all
+weights of the newest version.
 """
 
 from __future__ import annotations
@@ -18,15 +20,16 @@ SETS = 2
 
 
 def limit_of(weights: int) -> int:
-    """Return the limit in bytes for a set of weights of `weights` bytes."""
+    """Return the limit in bytes for a model whose weights have `weights` bytes."""
     return max(LEAST, SETS * weights)
 
 
 @dataclass
 class Hold:
-    """Hold on a rank: `version` and later versions are not sent to it.
+    """State of a rank that is held: `version` and later versions are not sent to it.
 
-    `unused`: the groups for which the rank's gradient, computed on `version` - 1, was not used.
+    `answered`: True if the rank has answered since. `unused`: the groups of the rank's gradient computed on `version` - 1 that
+    were not used.
     """
 
     version: int
@@ -38,7 +41,8 @@ class Hold:
 class _Account:
     """Bytes that were sent to one rank since the start, and bytes that the rank has taken.
 
-    `asked`: number of the question that is not answered yet; `mark`: the bytes that had been sent before this question.
+    `asked`: number of the question that the rank has not answered yet. `mark`: the bytes that had been sent before this
+    question.
     """
 
     sent: int = 0
@@ -50,9 +54,9 @@ class _Account:
 class FlowControl:
     """Bound on the bytes of weights in flight from one root to each rank.
 
-    The threads that send call `sent`. The thread that decides which ranks are asked and held calls every other method. `weights`:
-    bytes of a whole set of float32 weights. The limit is max(64 MiB, twice `weights`). It can be exceeded by at most the version
-    that reached the limit and one whole set of weights.
+    Threads that send weights call `sent`. All other methods are called by the thread that decides which ranks are asked and
+    held. `weights`: bytes of all weights in float32. The limit is max(64 MiB, twice `weights`). The bytes in flight can exceed
+    it by at most one version, with which they reach the limit, and all weights once.
     """
 
     def __init__(self, weights: int) -> None:
@@ -68,7 +72,10 @@ class FlowControl:
                 self._accounts.setdefault(rank, _Account()).sent += nbytes
 
     def settle(self, ranks: Iterable[int]) -> None:
-        """Count all bytes sent to `ranks` as taken, since these ranks do no other work before they have taken them."""
+        """Count all bytes sent to `ranks` as taken.
+
+        Call this for ranks that do no other work before they have taken these bytes.
+        """
         for rank in ranks:
             if (account := self._accounts.get(rank)) is not None:
                 account.taken = account.sent
@@ -79,7 +86,7 @@ class FlowControl:
         return account.sent - account.taken
 
     def ask(self, rank: int, number: int) -> bool:
-        """Return True if the caller must ask `rank` now. Then question `number` counts as asked."""
+        """Return True if the caller must now ask `rank` to answer. The question gets the `number`, and counts as asked."""
         account = self._accounts.get(rank)
         if account is None or account.asked is not None or 2 * self.outstanding(rank) <= self.limit:
             return False
@@ -87,7 +94,10 @@ class FlowControl:
         return True
 
     def hold(self, rank: int, version: int) -> bool:
-        """Return True if `rank` must be held from `version` on. Then it is held, and question `version` counts as asked."""
+        """Return True if `rank` must be held from `version` on.
+
+        It then counts as held, and as asked the question number `version`.
+        """
         if rank in self.held or self.outstanding(rank) <= self.limit:
             return False
         account = self._accounts[rank]
@@ -96,7 +106,7 @@ class FlowControl:
         return True
 
     def answer(self, rank: int, number: int) -> bool:
-        """Record the answer of `rank` to question `number`. Return True if the rank is held."""
+        """Record the answer of `rank` to question `number`. Return True if this rank is held."""
         account = self._accounts.get(rank)
         if account is None or account.asked != number:
             return False
@@ -107,12 +117,12 @@ class FlowControl:
         return True
 
     def release(self, *, everybody: bool) -> dict[int, Hold]:
-        """Release and return the held ranks that have answered, or all held ranks with `everybody`."""
+        """Release the held ranks that have answered, or all held ranks if `everybody` is True. Return their holds by rank."""
         found = {rank: hold for rank, hold in self.held.items() if hold.answered or everybody}
         for rank in found:
             del self.held[rank]
         return found
 
     def let_go(self, rank: int) -> Hold | None:
-        """Release `rank`, which no longer takes part. Return its hold, or None if it was not held."""
+        """Release `rank`, which leaves the job. Return its hold, or None if it was not held."""
         return self.held.pop(rank, None)

@@ -1,8 +1,7 @@
 """Memory that the exchange will take on a master and on a worker, by purpose, computed before a job starts.
 
-The unit is a vector: float32, one value per trained parameter. The figures do not include activations of the forward
-pass, libraries, or buffers that every program has. So they depend only on the plan, the settings and the number of
-workers.
+The unit is a vector, which has one float32 value per trained parameter. The figures do not include activations of the forward
+pass, libraries, or buffers that every program has. So they depend only on the plan, the settings and the number of workers.
 """
 
 from __future__ import annotations
@@ -31,7 +30,10 @@ class Use(NamedTuple):
 
 
 class Footprint(NamedTuple):
-    """Memory use of the master, each worker and each server other than the master. `vector`: bytes of the trained weights."""
+    """Memory use of the master, each worker and each server other than the master. `vector`: bytes of the trained weights.
+
+    Each memory use is a list of purposes with their bytes.
+    """
 
     vector: int
     master: tuple[Use, ...]
@@ -55,7 +57,10 @@ class Footprint(NamedTuple):
 
 
 def footprint(coding: Coding, config: Config, workers: int) -> Footprint:
-    """Return the memory use in a job of `workers` workers. It codes some values to estimate the size of payloads."""
+    """Return the memory use of the ranks in a job of `workers` workers.
+
+    The call codes some values to estimate the size of payloads.
+    """
     vector = 4 * coding.plan.size
     up, down = step_bytes(coding)
     root, worker = _root(vector, up, down, coding, config, workers), _worker(vector, up, down, coding)
@@ -69,7 +74,7 @@ def footprint(coding: Coding, config: Config, workers: int) -> Footprint:
 
 
 def _to_update(root: Sequence[Use], share: float) -> Sequence[Use]:
-    """Return the memory in which a rank updates the `share` (0 to 1) of the weights. `root`: the memory for all weights."""
+    """Return the memory that a rank needs to update the `share` (0 to 1) of the weights. `root`: the memory for all weights."""
     return [Use(f"{'its part' if share < 1 else 'to update'}: {use.purpose}", share * use.nbytes) for use in root if share]
 
 
@@ -81,8 +86,9 @@ def _state_vectors(coding: Coding, config: Config) -> float:
 def _gathered(vector: int, share: float, coding: Coding, config: Config) -> Use:
     """Return the memory in which the master gathers the state of all shards for a checkpoint.
 
-    In addition, the answer of one shard, which has the `share` (0 to 1) of the weights, is held three times: as a frame, as a
-    file, and as tensors, which the state takes over if they are whole. After that, the flat vector of all weights takes memory.
+    Besides this state, it holds the answer of one shard three times: as a frame, as a file, and as tensors. If the answer is
+    the whole state, its tensors become the state and are not held twice. After all answers, the flat vector of all weights
+    takes memory instead. `share`: the part (0 to 1) of the weights that one shard has.
     """
     vectors = _state_vectors(coding, config)
     return Use("state of all ranks, for a checkpoint", vector * (vectors + max(1.0, (2 if share == 1 else 3) * share * vectors)))
@@ -121,7 +127,7 @@ def _worker(vector: int, up: float, down: float, coding: Coding) -> Sequence[Use
 
 
 def optimizer_vectors(coding: Coding, config: Config) -> float:
-    """Return the number of vectors that the master's optimizer keeps; 0 for a task's own optimizer, which is unknown."""
+    """Return the number of vectors that the master's optimizer keeps. It is 0, for unknown, for a task's own optimizer."""
     if config.optimizer == "sgd":
         return float(coding.scheme.momentum > 0 or (coding.gathering is not None and config.weight_decay > 0))
     if config.optimizer == OWN:

@@ -1,4 +1,4 @@
-"""Gradients of one backward pass. They stay in torch's memory unless a caller needs them contiguous."""
+"""Gradients of one backward pass. They stay where torch has put them, unless a caller needs them in one array."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ def sparse_gradients(name: str) -> ConfigurationError:
 
 
 class GradientSource(Laid, Protocol):
-    """Gradient of one round, in the form that a sender reads. `Gradients` holds the gradient of one backward pass."""
+    """Gradient of one round, in the form that a sender reads. `Gradients` implements it for rounds of one backward pass."""
 
     def pieces(self, start: int, stop: int) -> Sequence[tuple[int, torch.Tensor]]:
-        """Return the same as `parts`, but of the gradients that stay on the device."""
+        """Return pieces like those of `parts`, but as tensors on the device, for gradients that stay there by `keep`."""
 
     def absent(self, start: int, stop: int) -> list[int]:
-        """Return the indices of tensors without a gradient, because the loss did not depend on them, in ascending order.
+        """Return the indices of the tensors without a gradient, ascending. The loss did not depend on these tensors.
 
         Indices count, from 0 and in the order of the plan, the tensors with a part in [start, stop).
         """
 
     def keep(self, names: Collection[str]) -> None:
-        """Leave the gradients of these parameters on the device."""
+        """From now on, leave the gradients of these parameters on the device."""
 
     def clear(self) -> None:
         """Release the gradient after it has been sent."""
@@ -43,9 +43,9 @@ class GradientSource(Laid, Protocol):
 class Gradients:
     """Store that takes over the gradients of `parameters`, laid out by `plan` as one float32 vector.
 
-    The training thread calls `collect` and `clear`; the coding thread calls the methods that read. With a GPU, `fetch`
-    copies each gradient to its place on the host as soon as the gradient is finished. A reader waits only for the gradients
-    in its range.
+    The training thread calls `collect` and `clear`; the coding thread calls the methods that read. With a GPU, `fetch` copies
+    each gradient to its position in the vector on the host as soon as the gradient is finished. A reader waits only for the
+    gradients in its range.
     """
 
     def __init__(
@@ -65,10 +65,10 @@ class Gradients:
         self._covers: dict[tuple[int, int], list[str]] = {}
 
     def collect(self, name: str) -> None:
-        """Take a parameter's finished gradient and set its `grad` to None; a missing gradient counts as zeros.
+        """Take a parameter's finished gradient and set its `grad` to None. A missing gradient counts as zeros.
 
-        This is cheaper than a buffer of psnode's own in which torch accumulates: such a buffer is cleared before the pass,
-        gradients are added to it, and it is copied.
+        This is cheaper than a buffer of psnode's own into which torch accumulates. Such a buffer would be cleared before the
+        pass, added to, and copied.
         """
         parameter, place = self._parameters[name], self._places[name]
         gradient, parameter.grad = parameter.grad, None
@@ -90,7 +90,10 @@ class Gradients:
         self._stays = frozenset(names)
 
     def pieces(self, start: int, stop: int) -> list[tuple[int, torch.Tensor]]:
-        """Return the same as `parts`, but of gradients on the device, for work in the calling thread's current CUDA stream."""
+        """Return pieces like those of `parts`, but as tensors on the device, for gradients that stay there.
+
+        They may be used in work that the calling thread submits to its current CUDA stream.
+        """
         found = []
         for name in self._names(start, stop):
             if self._taken[name] is not None:
@@ -100,7 +103,10 @@ class Gradients:
         return found
 
     def parts(self, start: int, stop: int) -> Parts:
-        """Return coordinates [start, stop) as pieces, each with its offset from `start`. Coordinates in no piece are zeros."""
+        """Return the coordinates [start, stop) as pieces, each with its offset from `start`.
+
+        Coordinates in no piece are zeros.
+        """
         found = []
         for name in self._names(start, stop):
             if (coming := self._coming.pop(name, None)) is not None:
@@ -112,7 +118,10 @@ class Gradients:
         return found
 
     def flat(self, start: int, stop: int) -> Floats:
-        """Return coordinates [start, stop) as one array, which a later call for any of these coordinates may overwrite."""
+        """Return the coordinates [start, stop) as one array.
+
+        A later call for any of these coordinates may overwrite the array.
+        """
         found = self._flat[start:stop]
         for name in self._names(start, stop):
             if self._taken[name] is None:
@@ -123,7 +132,7 @@ class Gradients:
         return found
 
     def absent(self, start: int, stop: int) -> list[int]:
-        """Return the indices of tensors without a gradient, because the loss did not depend on them, in ascending order.
+        """Return the indices of the tensors without a gradient, ascending. The loss did not depend on these tensors.
 
         Indices count, from 0 and in the order of the plan, the tensors with a part in [start, stop).
         """

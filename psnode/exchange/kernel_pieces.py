@@ -37,10 +37,10 @@ PART = "kernels of the codec, part"
 class Piece(NamedTuple):
     """Piece of a step: the operation `what`, one of the constants above, on segments of `shapes` with `codec`.
 
-    `rule`: further parameters. For coded gradients it is the feedback rule, and for added gradients also the aggregator. For
-    an update by SGD it is momentum, weight decay, Nesterov's form, and True if the master gathers weight decay with the
-    momentum of the senders. For weights it is True if they are coded as changes. For a part of a codec it is the part's
-    number in Codec.kernel_parts.
+    `rule`: further parameters, which depend on the operation. Coding of gradients: the feedback rule. Addition of gradients:
+    the feedback rule and the aggregator. Update by SGD: momentum, weight decay, True for Nesterov's form, and True if the
+    master gathers weight decay with the momentum of the senders. Coding or reading of weights: True if they travel as changes.
+    Part of a codec: the number of the part in Codec.kernel_parts.
     """
 
     what: str
@@ -50,7 +50,7 @@ class Piece(NamedTuple):
 
     @classmethod
     def parse(cls, fields: Sequence[Any]) -> Self:
-        """Return a piece that was written as JSON."""
+        """Return a piece from its `fields`, which were read from JSON."""
         what, codec, shapes, rule = fields
         return cls(what, codec, tuple(tuple(shape) for shape in shapes), tuple(rule))
 
@@ -78,7 +78,10 @@ def pieces_of(coding: Coding, config: Config) -> list[Piece]:
 
 
 def _parts(specs: Iterable[str]) -> list[Piece]:
-    """Return the parts of the codecs with these specs. Instances of a class share kernels, so each class is used once."""
+    """Return the kernel parts of the codecs with these specs.
+
+    Codecs of the same class share kernels, so each class occurs once.
+    """
     codecs = {codec.id: codec for codec in map(known_codec, specs)}
     return [Piece(PART, repr(codec), (), (number,)) for codec in codecs.values() for number in range(len(codec.kernel_parts()))]
 
@@ -93,9 +96,10 @@ def _by_codec(segments: Iterable[Segment], codecs: Iterable[Codec]) -> dict[str,
 
 
 def _chosen(shapes: list[tuple[int, ...]], codec: Codec) -> tuple[tuple[int, ...], ...]:
-    """Return the smallest shape, a shape that ends inside a row, and the largest shape of at most _MOST values.
+    """Return up to three shapes on which a codec is run: the smallest, one that ends inside a row, and the largest.
 
-    Arrays of different sizes may use different kernels.
+    Arrays of different sizes may use different kernels. Shapes of more than _MOST values are avoided or, if the codec allows
+    this, replaced by smaller ones.
     """
     fitting = [shape for shape in shapes if math.prod(shape) <= _MOST]
     if len(fitting) < len(shapes) and not codec.shaped:
@@ -106,10 +110,10 @@ def _chosen(shapes: list[tuple[int, ...]], codec: Codec) -> tuple[tuple[int, ...
 
 
 def run_piece(piece: Piece) -> None:
-    """Run `piece` on normally distributed values of each shape.
+    """Run `piece` on normally distributed values of each of its shapes.
 
-    Unless the piece's codec is the identity, also run it on values of the last shape that resemble gradients: they have outliers,
-    and their scale varies along the array.
+    Unless the piece's codec is the identity, also run it on values of the last shape that resemble gradients: they have
+    outliers, and their scale varies along the array.
     """
     if piece.what == PART:
         known_codec(piece.codec).kernel_parts()[piece.rule[0]]()
@@ -124,7 +128,7 @@ def run_piece(piece: Piece) -> None:
 
 
 class _Laid:
-    """Gradient of two tensors, in the layout of psnode.exchange.gradients."""
+    """Gradient whose values are given as two tensors, with the methods of psnode.exchange.segment_coder.Laid."""
 
     def __init__(self, values: Floats) -> None:
         self._values = values.reshape(-1)

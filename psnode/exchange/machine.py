@@ -16,8 +16,9 @@ from psnode.config.cores import usable_cores
 class Machine:
     """Machine of a rank. `host`: its name; `cores`: number of cores that the rank may use.
 
-    `arithmetic`: properties on which the bits of an optimizer step depend. `fma`: True if psnode's SGD rounds a * b + c
-    once; `aten`: the vector instructions of torch's optimizers, as named by `torch.backends.cpu.get_cpu_capability`.
+    `arithmetic`: properties of the processor on which the bits of an optimizer step depend. Its entry `fma` is True if
+    psnode's SGD rounds a * b + c once. Its entry `aten` names the vector instructions of torch's optimizers, as
+    `torch.backends.cpu.get_cpu_capability` does.
     """
 
     host: str

@@ -1,7 +1,7 @@
-"""Settings of malloc: the process keeps freed memory from step to step, and returns it to the system once after the start.
+"""Settings of malloc: the process keeps freed memory from step to step, and gives it back to the system once after the start.
 
-Every step allocates and frees the same activations and gradients. By default glibc returns such blocks to the kernel,
-which clears each page again. This takes a quarter of the time of a ResNet-18 step at batch 16.
+Every step allocates and frees the same activations and gradients. By default glibc returns such blocks to the kernel, which
+clears each page again. This takes a quarter of the time of a ResNet-18 step at batch 16.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ _LARGEST = 1 << 30
 
 
 def keep_freed_memory() -> bool:
-    """Make malloc serve blocks of up to 1 GiB from memory that it keeps. Return False if malloc is not glibc's or refuses."""
+    """Make malloc serve blocks of up to 1 GiB from memory that it keeps after it is freed.
+
+    Return False if malloc is not glibc's or does not accept the settings.
+    """
     if platform.libc_ver()[0] != "glibc":
         return False
     mallopt = ctypes.CDLL(None).mallopt
@@ -27,7 +30,7 @@ def keep_freed_memory() -> bool:
 def give_back() -> bool:
     """Return all freed memory to the system, even between blocks in use. Return False if malloc cannot do this.
 
-    This is for the end of the start-up. Its models, gradients and copies had other addresses than those of the steps.
+    Call this at the end of the start-up, whose models, gradients and copies had other addresses than those of the steps.
     """
     if platform.libc_ver()[0] != "glibc":
         return False

@@ -13,7 +13,7 @@ from psnode.transport.base import Pending
 class OutgoingFrames:
     """Buffers of the last frame of every group. When this frame has left, the group's next frame reuses its buffer.
 
-    Fresh pages would be slow. Only one thread at a time uses a group.
+    Buffers are reused because the first use of a page of memory is slow. Only one thread at a time may use a group.
     """
 
     def __init__(self, link: FrameChannel) -> None:
@@ -21,7 +21,10 @@ class OutgoingFrames:
         self._last: dict[int, tuple[Bytes, list[Pending]]] = {}
 
     def begin(self, group: int, payloads: int, nbytes: int) -> GroupFrame:
-        """Return an unfinished frame for `payloads` payloads, which have at most `nbytes` bytes together, padding included."""
+        """Return an unfinished frame for `payloads` payloads.
+
+        `nbytes`: the most bytes of all payloads together, padding included.
+        """
         last = self._last.get(group)
         free = last is not None and all(pending.done for pending in last[1])
         return GroupFrame(payloads, nbytes, last[0] if last is not None and free else None)
@@ -44,5 +47,5 @@ class OutgoingFrames:
         return sealed
 
     def send_also(self, group: int, sealed: Bytes, ranks: Sequence[int], tag: int) -> None:
-        """Send the group's last frame, the result of `send`, to more ranks with another tag."""
+        """Send the group's last frame to more ranks, with another tag. `sealed`: the frame that `send` has returned."""
         self._last[group][1].extend(self._link.send_frame(ranks, sealed, tag))

@@ -1,4 +1,4 @@
-"""A worker's copy y of the published weights. Each version changes y. Digests are computed from y."""
+"""A worker's copy y of the published weights. Every version changes y, and digests of the weights are computed from y."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def _is_host(device: torch.device) -> bool:
 class Replica:
     """Copy y of the published weights, flat in plan order, in the memory of the model's own vector `theta`.
 
-    If theta is on a device, y also exists on the host, and `publish` copies it to theta. `weights`: y on the host,
-    float32. Segments that are changed on the device have current values only in theta; `weights` holds the values that last
-    came whole.
+    If theta is on a device, y also exists on the host, and `publish` copies it to theta. `weights`: y on the host, float32.
+    For segments that are changed on the device, only theta has the newest values; `weights` keeps the values that last came
+    whole.
     """
 
     def __init__(self, theta: torch.Tensor) -> None:
@@ -35,9 +35,10 @@ class Replica:
         self._changed_there: dict[int, Change] = {}
 
     def change_on_device(self, plan: Plan, codecs: Sequence[Codec]) -> list[Verdict]:
-        """From now on, decode changes on the model's device, if this gives the same weights as the host. Return the verdicts.
+        """From now on, decode changes on the model's device where this gives the same weights as on the host.
 
-        `codecs`: the codec of each segment's changes. Raises ConfigurationError if CuPy is absent.
+        `codecs`: the codec of each segment's changes. Returns a verdict on each codec. Raises ConfigurationError if CuPy is
+        absent.
         """
         self._changed_there, verdicts = changes_on(plan, codecs, self._theta)
         self._stream = torch.cuda.current_stream(self._device)
@@ -57,14 +58,17 @@ class Replica:
             self.publish(segment.start, segment.stop)
 
     def _order(self) -> None:
-        """If a change is queued in a CUDA stream of the model's own, wait for it, before other streams use these weights."""
+        """Wait for a change that is queued in another CUDA stream than the usual one, before other streams use these weights.
+
+        A model may use a CUDA stream of its own during its forward pass.
+        """
         if (stream := torch.cuda.current_stream(self._device)) != self._stream:
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record(stream)
             done.synchronize()
 
     def publish(self, start: int, stop: int) -> None:
-        """Make a change of `weights` in [start, stop) visible to the model."""
+        """Make a change of `weights` in the coordinates [start, stop) visible to the model."""
         if not self._on_host:  # not copied in the background: meanwhile the next version could change `weights`
             self._theta[start:stop].copy_(self._host[start:stop])
 

@@ -24,21 +24,25 @@ CODEBOOK_BYTES = 4096  # size of a codebook, padded with zeros
 
 
 class Laid(Protocol):
-    """Gradient laid out by the plan, see psnode.exchange.gradients."""
+    """Gradient laid out as one vector in the order of the plan, see psnode.exchange.gradients."""
 
     def parts(self, start: int, stop: int) -> Parts:
-        """Return coordinates [start, stop) as pieces, each with its offset from `start`. Coordinates in no piece are zeros."""
+        """Return the coordinates [start, stop) as pieces, each with its offset from `start`.
+
+        Coordinates in no piece are zeros.
+        """
 
     def flat(self, start: int, stop: int) -> Floats:
-        """Return coordinates [start, stop) as one array."""
+        """Return the coordinates [start, stop) as one array."""
 
 
 class SegmentCoder:
     """Coder of one segment, with its codec, feedback rule and memories.
 
-    With refit=k a codec codes the first of every k rounds unfitted. Then it is fitted to the coded values, and codes the next
-    k - 1 rounds in the fitted form. During the warm-up it is not fitted. `memory`: returns, by name of a memory, a vector in
-    plan order, of which the segment uses its slice; None: the segment has arrays of its own.
+    With refit=k, the codec codes the first of every k rounds in its original form. Then it is fitted to the coded values, and
+    codes the next k - 1 rounds in the fitted form. During the warm-up it is not fitted. `memory`: a function that returns, by
+    name of a memory, a vector in plan order, of which the segment uses its slice. If it is None, the segment has arrays of its
+    own.
     """
 
     def __init__(self, coding: SegmentCoding, *, memory: Callable[[str], Floats] | None = None) -> None:
@@ -57,7 +61,7 @@ class SegmentCoder:
     def state(self) -> State:
         """The newest memories, on the host, for callers that read or change them.
 
-        If a device holds newer values, these are copied to the host first.
+        If a device holds newer values, they are copied to the host first.
         """
         if self.on_device is not None:
             self.on_device.settle()
@@ -72,21 +76,21 @@ class SegmentCoder:
 
     @property
     def forgone(self) -> str | None:
-        """Name of the memory in which the run's rule keeps the coding error, or None if this segment has a memory for it.
+        """Name of the memory in which the run's rule keeps the coding error, if this segment has no such memory; otherwise None.
 
-        A segment that travels uncompressed has no such memory.
+        A segment that travels uncompressed usually has no such memory.
         """
         return self._coding.rule.memory if self.feedback.memory is None else None
 
     def remember(self) -> None:
-        """Give the segment the memory `forgone` after all, since its tensors were compressed before and left a coding error."""
+        """Give the segment the memory `forgone` after all. Its tensors were compressed before, and left a coding error."""
         self.feedback = self._coding.rule
         self._state = self._begin()
 
     def context(self, workers: int, rate: float, before: float) -> Context:
         """Return the context of the next push, in a step with learning rate `rate`.
 
-        `before`: learning rate of the previous step; it is used if no earlier push has recorded a rate.
+        `before`: learning rate of the previous step. It is used if no earlier push has recorded its learning rate.
         """
         last = self.rate or before
         if rate > 0:
@@ -94,14 +98,17 @@ class SegmentCoder:
         return Context(workers, last / rate if rate > 0 else 1.0)
 
     def use(self, codecs: Mapping[str, DeviceCodec], device: torch.device) -> None:
-        """Code on `device` from now on. `codecs`: the device's forms of `codecs_by_spec`."""
+        """From now on, code on `device`. `codecs`: the device's forms of the codecs in `codecs_by_spec`."""
         from psnode.exchange.device.segment import DeviceSegment  # it imports torch, which `compilation` does not need
 
         self.on_device = DeviceSegment(codecs, device, self.feedback, self.segment.shape, self._state)
 
     @property
     def codecs_by_spec(self) -> dict[str, Codec] | None:
-        """The codecs of all phases, by spec; None if a codec is fitted or a device cannot follow the feedback rule."""
+        """The codecs of all phases, by spec; None if a device cannot code the segment.
+
+        This is so if the codec is fitted to values during the run, or if a device cannot follow the feedback rule.
+        """
         from psnode.exchange.device.rules import rule_of
 
         could = self._refit == 1 and rule_of(self.feedback) is not None
@@ -114,10 +121,10 @@ class SegmentCoder:
         return self._coding.in_phase(phase)
 
     def push(self, gradients: Laid, codec: Codec, key: Key, out: Bytes, context: Context) -> tuple[Floats, Payload]:
-        """Code the segment's part of `gradients` with `codec`.
+        """Code the segment's part of `gradients` with `codec`. Return this part of the gradient, and the payload.
 
-        Returns this part of the gradient and the payload. If the rule only adds the gradient to a memory, the first value is an
-        array of the segment's shape with other values than the gradient.
+        If the rule only adds the gradient to a memory, the first result is not the gradient, but an array of the segment's
+        shape with other values.
         """
         segment, feedback = self.segment, self.feedback
         if feedback.only_adds and feedback.memory is not None:
@@ -130,7 +137,7 @@ class SegmentCoder:
     def fit(self, gradient: Floats, payload: Payload, key: Key, phase: int, number: int) -> None:
         """If a fit is due in round `number`, fit the codec to the values that were coded as `payload`, and keep the codebook.
 
-        `gradient` and `payload` are the input and the result of the last push. During the warm-up the codec is not fitted.
+        `gradient` and `payload` are the results of the last push. During the warm-up the codec is not fitted.
         """
         if self._refit == 1 or not self._due(number) or phase < len(self._coding.ups) - 1:
             return
@@ -141,7 +148,7 @@ class SegmentCoder:
         self.codebook[: len(spec)] = np.frombuffer(spec, np.uint8)
 
     def restore(self) -> None:
-        """Use the codebook whose spec was written to `codebook`."""
+        """Use the codebook that the caller has written to the array `codebook`."""
         spec = self.codebook.tobytes().rstrip(b"\0").decode()
         self._fitted = known_codec(spec) if spec else None
 

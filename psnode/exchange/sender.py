@@ -1,4 +1,4 @@
-"""Coding and sending of a worker's gradients in a thread during back-propagation; unused parts return to the residuals."""
+"""Coding and sending of a worker's gradients in a thread during back-propagation. Unused parts return to the residuals."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class GradientSender:
     `targets`: by group, the ranks to which the group is sent. `gradients` must not change between the first push and the
     return of `drain`.
 
-    If a group's gradient is not finite, this group and all later groups of the step are neither coded nor sent. Their
-    memories keep their values, except for rounding, and a SKIP_STEP frame tells the master and all targets to proceed
+    If a group's gradient is not finite, this group and all later groups of the step are neither coded nor sent. The memories
+    of these groups keep their values, except for rounding. A SKIP_STEP frame tells the master and all targets to proceed
     without these groups. The third such step in a row is an error.
     """
 
@@ -92,7 +92,7 @@ class GradientSender:
         self._thread.start()
 
     def code_on(self, device: torch.device) -> list[Verdict]:
-        """Code on `device` where possible, and return the verdicts on the codecs. Call this before the first push."""
+        """Code segments on `device` where possible, and return the verdicts on the codecs. Call this before the first push."""
         placed = place_on(self._plan, [coder for coders in self._coders for coder in coders], device)
         self._gradients.keep(placed.names)
         if placed.stream is not None:
@@ -107,7 +107,7 @@ class GradientSender:
     def begin(self, now: Round, *, measure: bool) -> None:
         """Begin round `now`. Groups that are pushed after this call belong to the round's gradient.
 
-        `measure`: decode every payload again, to compute `relative_error`.
+        `measure`: True if every payload is decoded again, to compute `relative_error`.
         """
         self.weight = None
         self._round, self._seconds = now, 0.0
@@ -119,7 +119,7 @@ class GradientSender:
         self._rate_before = self._lr(now.finished - now.steps) if now.finished else self._rate
 
     def reschedule(self, lr: Schedule, steps_per_epoch: int, epoch_offset: int, workers: int) -> None:
-        """From the next step on, use another learning-rate schedule.
+        """From the next step on, use another learning-rate schedule and another length of an epoch.
 
         `steps_per_epoch` and `epoch_offset`, both in steps, determine the phase of the warm-up. `workers`: number of workers
         in the job.
@@ -143,9 +143,9 @@ class GradientSender:
         self._queue.put(index)
 
     def drain(self) -> float:
-        """Wait until all groups of the step are coded and the transport has them. Return the seconds spent on coding.
+        """Wait until all groups of the step are coded and handed to the transport. Return the seconds spent on coding.
 
-        Raises errors of coding, and NonFiniteGradientError for the third step in a row whose gradient is not finite.
+        Raises errors of coding. Raises NonFiniteGradientError if the gradients of three steps in a row are not finite.
         """
         for _ in self._plan.groups:
             self._idle.acquire()
@@ -158,17 +158,20 @@ class GradientSender:
         return self._seconds
 
     def give_back(self, step: int, groups: Collection[int]) -> None:
-        """Add the payloads of `groups` back to the residuals, if any, since the master did not use these groups in `step`.
+        """Add the payloads of `groups` in `step` back to the residuals, if any, since the master did not use these groups.
 
-        Call this after `drain` and before the next `begin`. Groups that were not sent are ignored. An earlier `step` is
-        ignored too.
+        Call this after `drain` and before the next `begin`. The call ignores groups that were not sent, and a `step` before
+        the present one.
         """
         self.give_back_parts(step, dict.fromkeys(groups, np.float32(0)))
 
     def give_back_parts(self, step: int, factors: Mapping[int, np.float32]) -> None:
-        """Return to the residuals, like `give_back`, the unused parts of groups. `factors`: by group, the used part, 0 to 1.
+        """Return the unused parts of groups to the residuals, see `give_back`.
 
-        The part 1 - factor returns. This number is float32, and its product with the decoded payload is float32 too.
+        `factors`: by group, the part that was used, 0 to 1.
+
+        Of a group's payload the part 1 - factor returns. This number is float32, and its product with the decoded payload is
+        float32 too.
         """
         for index, factor in factors.items() if step == self._round.last_step else ():
             if (sent := self._sent.pop(index, None)) is not None:
@@ -187,7 +190,7 @@ class GradientSender:
 
     @property
     def nbytes(self) -> int:
-        """Size of the step's frames in bytes. Valid after `drain`."""
+        """Size in bytes of the frames that the step has sent to other ranks. Valid after `drain`."""
         return self._nbytes
 
     def close(self) -> None:
@@ -200,12 +203,15 @@ class GradientSender:
         return self._memories.state([coder for coders in self._coders for coder in coders])
 
     def memory(self) -> list[list[torch.Tensor]]:
-        """Return, by group, the arrays of `state` that change with a push or when a payload returns to a residual."""
+        """Return, by group, the arrays of `state` that change when the group is pushed or its payload returns to a residual."""
         arrays = ([array for coder in coders for array in (*coder.state.values(), coder.codebook)] for coders in self._coders)
         return [[torch.from_numpy(array) for array in found] for found in arrays]
 
     def load_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Load the result of `state`, even of another plan. Raises CheckpointError for another model or feedback rule."""
+        """Load the result of `state`, even if another plan has written it.
+
+        Raises CheckpointError if it belongs to another model or feedback rule.
+        """
         self._memories.load([coder for coders in self._coders for coder in coders], tensors)
 
     def _run(self) -> None:
@@ -262,14 +268,14 @@ class GradientSender:
         self._nbytes += sealed.size * sum(root != self._link.rank for root in roots)
 
     def forget(self, rank: int) -> None:
-        """Send nothing more to `rank`. Other ranks must get the same groups. Any thread may call this."""
+        """From now on, send nothing to `rank`. Its groups must also have other targets. Any thread may call this."""
         self._forgotten |= {rank}
 
     def _present(self, ranks: Sequence[int]) -> Sequence[int]:
         return [rank for rank in ranks if rank not in self._forgotten] if self._forgotten else ranks
 
     def _tell_of_the_skip(self, reason: bytes) -> None:
-        """Tell the master and the shards, after the frames already sent to them, that no more gradients of this step follow."""
+        """Tell the master and the shards that no more gradients of this step follow, after the frames already sent to them."""
         shards = self._present(sorted({root for roots in self._targets for root in roots} - {MASTER}))
         for ranks, tag in ((MASTER, None), *(((shards, SHARD_TAG),) if shards else ())):
             self._link.send(ranks, Kind.SKIP_STEP, reason, step=self._round.last_step, version=self._round.version, tag=tag)
@@ -281,7 +287,7 @@ class GradientSender:
                 raise_nonfinite(part, place, NonFinitePartError)
 
     def _undo(self, coder: SegmentCoder, codec: Codec, payload: Payload) -> None:
-        """Restore a segment's memory to its values before the gradient was added to it and `payload` was subtracted."""
+        """Restore a segment's memory to its values before the push: `payload` is added to it, and the gradient is subtracted."""
         if coder.feedback.memory is not None:
             parts = self._gradients.parts(coder.segment.start, coder.segment.stop)
             decoded = codec.decode(payload).reshape(-1)

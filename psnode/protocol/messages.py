@@ -78,8 +78,7 @@ def _is_name(value: object) -> bool:
 
 
 def _is_control(letter: str) -> bool:
-    """Return True for a control character, a line end, half a surrogate pair, or a character that changes the direction of text.
-    """
+    """Return True for a control character, a line end, half a surrogate pair, or a character that sets the text's direction."""
     turns = unicodedata.bidirectional(letter) in _TURNS
     return turns or unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp")
 

@@ -1,4 +1,4 @@
-"""Decisions about a device: which segments of a plan it codes, and which changes of weights it decodes."""
+"""Decisions about the work of a device: which segments of a plan it codes, and which changes of weights it decodes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ _OTHER_BITS = "a device makes other last bits of its factors"
 
 
 class Placed(NamedTuple):
-    """Result of `place_on`: `names` of tensors with a part coded on the device, the CUDA stream, and a verdict per codec."""
+    """Result of `place_on`: `names` of tensors with a part coded on the device, the CUDA stream, and a verdict per codec.
+
+    A verdict says if a codec has a form for the device, or why the host has to code.
+    """
 
     names: frozenset[str]
     stream: torch.cuda.Stream | None
@@ -30,9 +33,10 @@ class Placed(NamedTuple):
 
 
 def place_on(plan: Plan, coders: Sequence[SegmentCoder], device: torch.device) -> Placed:
-    """Make a coder use `device` if kernels of its codecs give the host's results and a device can follow its rule.
+    """Make those of `coders` use `device` whose codecs and feedback rule can run on it. Return the decisions.
 
-    Segments that travel uncompressed need no verdict. Raises ConfigurationError if CuPy is absent.
+    A codec can run on the device if its kernels give the host's results. Segments that travel uncompressed get no verdict.
+    Raises ConfigurationError if CuPy is absent.
     """
     verdicts: dict[str, Verdict] = {}
     names: set[str] = set()
@@ -58,17 +62,20 @@ def place_on(plan: Plan, coders: Sequence[SegmentCoder], device: torch.device) -
 
 
 class Encoders(NamedTuple):
-    """Encoders of segments, by the segment's number, on the device of the segments' values, and a verdict on each codec."""
+    """Encoders of segments, by the segment's number, on the device of the segments' values, and a verdict on each codec.
+
+    A verdict says if a codec has a form for the device, or why the host has to code.
+    """
 
     by_segment: dict[int, DeviceEncoder]
     verdicts: list[Verdict]
 
 
 def encoders_on(plan: Plan, codecs: Sequence[Codec], device: torch.device) -> Encoders:
-    """Return encoders on `device` for those of `codecs`, one per segment, that give the same bytes as on the host.
+    """Return encoders on `device` for the segments whose codec gives the same bytes on the device as on the host.
 
-    The factors of svd differ in their last bits, so svd has no encoder. Segments that travel uncompressed need no verdict,
-    and empty segments no encoder. Raises ConfigurationError if CuPy is absent.
+    `codecs`: one codec per segment. The codec svd gets no encoder, since its factors differ in their last bits. Segments that
+    travel uncompressed get no verdict, and empty segments no encoder. Raises ConfigurationError if CuPy is absent.
     """
     verdicts: dict[str, Verdict] = {}
     found: dict[int, DeviceEncoder] = {}
@@ -82,7 +89,10 @@ def encoders_on(plan: Plan, codecs: Sequence[Codec], device: torch.device) -> En
 
 
 class Changes(NamedTuple):
-    """Changes of segments, by the segment's number, that the device of the weights decodes, and a verdict on each codec."""
+    """Changes of segments, by the segment's number, that the device of the weights decodes, and a verdict on each codec.
+
+    A verdict says if a codec has a form for the device, or why the host has to decode.
+    """
 
     by_segment: dict[int, Change]
     verdicts: list[Verdict]
@@ -91,7 +101,7 @@ class Changes(NamedTuple):
 def changes_on(plan: Plan, codecs: Sequence[Codec], weights: torch.Tensor) -> Changes:
     """Return changes that add payloads of `codecs`, one per segment, to `weights`, the plan's flat vector on a device.
 
-    Segments that travel uncompressed need no verdict, and empty segments no change. Raises ConfigurationError if CuPy is
+    Segments that travel uncompressed get no verdict, and empty segments no change. Raises ConfigurationError if CuPy is
     absent.
     """
     verdicts: dict[str, Verdict] = {}
@@ -110,6 +120,6 @@ def changes_on(plan: Plan, codecs: Sequence[Codec], weights: torch.Tensor) -> Ch
 
 
 def _coded(plan: Plan, codecs: Sequence[Codec]) -> list[tuple[Segment, Codec]]:
-    """Return the segments that are compressed and not empty, each with its codec."""
+    """Return the segments that are not empty and whose codec compresses, each with its codec."""
     pairs = zip(plan.segments, codecs, strict=True)
     return [(segment, codec) for segment, codec in pairs if segment.size and not codec.lossless]

@@ -1,6 +1,7 @@
 """Feedback rules on a device: the same operations as on the host, in the same order, each rounded separately.
 
-Products and sums are separate operations, so that the device does not fuse them into one operation that rounds once.
+Products and sums are separate calls, since the device could otherwise fuse a product and a sum into one operation that rounds
+only once.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ _Gather: TypeAlias = Callable[[Any, torch.Tensor, Memories, Pieces, Context], No
 class DeviceRule(NamedTuple):
     """Device form of a feedback rule: `gather` turns a gradient into the values to code.
 
-    `coded`: the memory that holds these values; None: a buffer that is not a memory holds them. `keeps`: True if this
-    memory keeps the coding error.
+    `coded`: the name of the memory in which these values are; None: they are in a buffer that is not a memory. `keeps`: True
+    if this memory keeps the coding error.
     """
 
     coded: str | None
@@ -40,7 +41,7 @@ def rule_of(rule: Feedback) -> DeviceRule | None:
 
 
 def _covering(pieces: Pieces, size: int) -> Iterator[tuple[slice, torch.Tensor | float]]:
-    """Yield the pieces, each with its slice of a segment of `size` values, and 0.0 for slices without a piece."""
+    """Yield slices that cover a segment of `size` values, each with the piece that fills it, or with 0.0 if no piece does."""
     end = 0
     for place, piece in pieces:
         if end < place:
@@ -92,7 +93,7 @@ def _correction(
 
 
 def _clipped(rule: MomentumCorrection | LocalMomentum, values: torch.Tensor, pieces: Pieces, workers: int) -> torch.Tensor:
-    """Return the gradient of the whole segment in a new tensor, scaled down to the permitted norm.
+    """Return the gradient of the whole segment in a new tensor, scaled down to the norm that `rule` permits.
 
     The call does not wait for the device.
     """

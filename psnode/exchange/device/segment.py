@@ -22,8 +22,8 @@ from psnode.feedback import Context, Feedback, State
 class DeviceSegment:
     """Values of a segment of `shape` on a device, with the memories that `rule` needs. `codecs`: device codecs, by spec.
 
-    `homes`: the arrays of the memories on the host. Before a caller reads or changes these arrays it calls `settle`, which
-    copies the newest memories to them. The next push reads the arrays again.
+    `homes`: the arrays of the memories on the host. A caller that reads or changes these arrays must first call `settle`,
+    which copies the newest memories to them. The next push reads the arrays again.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class DeviceSegment:
         self._pushed = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def settle(self) -> None:
-        """Copy the newest memories to their homes on the host."""
+        """Copy the newest memories from the device to their arrays on the host."""
         if not self._is_home:
             torch.cuda.current_stream(self._device).wait_event(self._pushed)
             for name, home in self._homes.items():
@@ -58,7 +58,7 @@ class DeviceSegment:
     def push(self, pieces: Pieces, codec: Codec, key: Key, out: Bytes, context: Context) -> Payload:
         """Code a finite gradient with `codec` under the feedback rule. Only the payload's bytes are copied to the host.
 
-        Raises NonFiniteGradientError if the sum with the residual is not finite.
+        Raises NonFiniteGradientError if the sum of gradient and residual is not finite.
         """
         encoder = self._encoder(codec)
         payload = assemble(codec, self._shape, key, lambda words, body: self._code(encoder, pieces, words, body, context), out)
@@ -90,7 +90,7 @@ class DeviceSegment:
             momentum.zero_()
 
     def _encoder(self, codec: Codec) -> DeviceEncoder:
-        """Return the encoder of `codec`. A new encoder takes the place of the encoder of an earlier phase, which is released."""
+        """Return the encoder of `codec`. A new encoder replaces the encoder of an earlier phase, which is released."""
         spec = repr(codec)
         if spec not in self._encoders:
             encoder = self._codecs[spec].encoder(self._shape)
@@ -102,14 +102,14 @@ class DeviceSegment:
         return self._encoders[spec]
 
     def _take_memory(self, padded: int) -> None:
-        """Allocate `padded` float32 for the values, and an array for each memory that is not a part of the values."""
+        """Allocate `padded` float32 for the values to code, and an array for each memory that lies outside these values."""
         self._values = torch.zeros(padded, dtype=torch.float32, device=self._device)
         for name, home in self._homes.items():
             coded = name == self._rule.coded
             self._memories[name] = self._values[: self._size] if coded else torch.zeros(home.size, device=self._device)
 
     def _grow(self, padded: int) -> None:
-        """Move the values to an array of `padded` float32, for a codec that needs more values than that of an earlier phase."""
+        """Move the values to an array of `padded` float32, since a codec needs more room than the codec of an earlier phase."""
         values = torch.zeros(padded, dtype=torch.float32, device=self._device)
         values[: self._size] = self._values[: self._size]
         self._values = values

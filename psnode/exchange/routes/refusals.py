@@ -1,4 +1,4 @@
-"""Settings, programs and processors that a topology refuses, each with its reason."""
+"""Settings, programs and processors that cannot be used with a topology, each with the reason."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from psnode.exchange.shard.consistency import waits_for_all
 
 
 def require_central(config: Config, program: str) -> None:
-    """Raise ConfigurationError unless all ranks exchange frames only with the master. `program` supports nothing else."""
+    """Raise ConfigurationError unless all ranks exchange frames only with the master.
+
+    `program` supports no other topology.
+    """
     if not is_plain(config.topology):
         raise ConfigurationError(f"{program} knows --topology star alone")
 
@@ -23,7 +26,8 @@ def require_central(config: Config, program: str) -> None:
 def require_straight(config: Config, program: str) -> None:
     """Raise ConfigurationError for a job with servers, or with workers that forward weights.
 
-    `program` starts only one rank in addition to the workers, and would count forwarded weights twice.
+    `program` does not support them: it starts only one rank in addition to the workers, and it would count forwarded weights
+    twice.
     """
     require_decided(config, program)
     if config.servers:
@@ -33,15 +37,15 @@ def require_straight(config: Config, program: str) -> None:
 
 
 def require_decided(config: Config, program: str) -> None:
-    """Raise ConfigurationError if the topology is decided only at the start of a job, which `program` does not do."""
+    """Raise ConfigurationError if the topology is to be decided at the start of a job. `program` makes no such decision."""
     if config.topology == UNDECIDED:
         raise ConfigurationError(f"{program} decides on no topology: name one, not --topology {UNDECIDED}")
 
 
 def accepted(config: Config, topologies: Sequence[str], refuse: Callable[[Config], None]) -> tuple[list[str], list[str]]:
-    """Return the topologies under which `refuse` accepts `config`, and the error lines for all others.
+    """Return the topologies under which `refuse` accepts `config`, and an error line for each of the other topologies.
 
-    `refuse`: raises ConfigurationError for the configuration under a topology that cannot be used.
+    `refuse`: a function that raises ConfigurationError for a configuration whose topology cannot be used.
     """
     found, refused = list[str](), list[str]()
     for topology in topologies:
@@ -56,8 +60,8 @@ def accepted(config: Config, topologies: Sequence[str], refuse: Callable[[Config
 def refuse_other_roots(config: Config, aggregator: str = "", *, constrains: bool = False, downlink: str = DENSE) -> None:
     """Raise ConfigurationError for settings that the job's topology does not support.
 
-    Nothing is refused if all ranks exchange frames only with the master. `constrains`: the task has a constraint. `downlink`:
-    the downlink of the scheme.
+    If all ranks exchange frames only with the master, every setting is accepted. `constrains`: True if the task has a
+    constraint. `downlink`: the downlink of the scheme.
     """
     if not is_central(config.topology):
         _require_weights_to_send(config, downlink)
@@ -67,7 +71,10 @@ def refuse_other_roots(config: Config, aggregator: str = "", *, constrains: bool
 
 
 def _reasons(config: Config, aggregator: str, *, constrains: bool) -> Mapping[str, tuple[bool, str]]:
-    """Return, by setting, True if the configuration has the setting, and the reason why the topology refuses it."""
+    """Return the settings that the topology refuses.
+
+    Each has True if the configuration uses it, and the reason for the refusal.
+    """
     if is_plain(config.topology) or config.topology == UNDECIDED:
         return {}
     if is_central(config.topology):
@@ -78,7 +85,7 @@ def _reasons(config: Config, aggregator: str, *, constrains: bool) -> Mapping[st
 
 
 def _reasons_of_passed_on(config: Config) -> Mapping[str, tuple[bool, str]]:
-    """Return the reasons, by setting, if workers forward weights to other workers."""
+    """Return the refused settings, see `_reasons`, of a topology in which workers forward weights to other workers."""
     return {
         "--consistency": (
             not waits_for_all(config), "other than bsp lets workers lag, on which those behind them would wait"
@@ -88,7 +95,7 @@ def _reasons_of_passed_on(config: Config) -> Mapping[str, tuple[bool, str]]:
 
 
 def _reasons_of_parts(config: Config, aggregator: str, *, constrains: bool) -> Mapping[str, tuple[bool, str]]:
-    """Return the reasons, by setting, if every root has a part of the weights."""
+    """Return the refused settings, see `_reasons`, of a topology in which every root has a part of the weights."""
     root = "every server" if config.servers else "every worker"
     return {
         "Task.constrain": (constrains, f"changes all weights at once, and {root} has a part of them"),
@@ -112,7 +119,7 @@ def _reasons_of_parts(config: Config, aggregator: str, *, constrains: bool) -> M
 
 
 def _reasons_of_copies(config: Config, *, constrains: bool) -> Mapping[str, tuple[bool, str]]:
-    """Return the reasons, by setting, if every worker updates all weights."""
+    """Return the refused settings, see `_reasons`, of a topology in which every worker updates all weights."""
     return {
         "Task.constrain": (constrains, "changes the model of rank 0, and every worker updates weights of its own"),
         "--consistency": (not waits_for_all(config), "leaves gradients out, and every worker would have to leave out the same"),
@@ -133,10 +140,10 @@ def _require_weights_to_send(config: Config, downlink: str) -> None:
 
 
 def refuse_unlike_processors(config: Config, arithmetic: Mapping[int, Mapping[str, object]], threads: Mapping[int, int]) -> None:
-    """Raise ConfigurationError if each worker updates all weights, but not all workers round alike.
+    """Raise ConfigurationError if every worker updates all weights, but not all workers round in the same way.
 
-    `arithmetic`: by worker's rank, see psnode.exchange.machine. `threads`: by worker's rank, the number of threads, on which
-    the order of torch's sums depends.
+    `arithmetic`: by worker's rank, the rounding of its processor (psnode.exchange.machine). `threads`: by worker's rank, the
+    number of its threads, on which the order of torch's sums depends.
     """
     if config.sends_weights:
         return

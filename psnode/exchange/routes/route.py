@@ -1,7 +1,7 @@
-"""The route of a group: its gradients to a root, and its weights from the root to every reader.
+"""The route of a group: its gradients go to a root, and its weights go from the root to every reader.
 
-A sender gets the ranks to which a group's gradient goes. A receiver gets the rank from which the group's weights come. A shard
-gets the routes that have its rank as a root.
+A route tells a sender the ranks to which a group's gradient goes. It tells a receiver the rank from which the group's weights
+come. A shard gets all routes on which its rank is a root.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ from typing import NamedTuple
 
 
 class Sends(NamedTuple):
-    """Ranks to which a root sends a group's weights. Ranks in `passed_on` forward them to their heirs; others only use them."""
+    """Ranks to which a root sends a group's weights.
+
+    Ranks in `passed_on` forward the weights to their heirs; ranks in `used` do not.
+    """
 
     passed_on: tuple[int, ...]
     used: tuple[int, ...]
@@ -27,15 +30,15 @@ class Route:
 
     @property
     def roots(self) -> tuple[int, ...]:
-        """The ranks that complete the sum of the group's gradients and update its weights, ascending."""
+        """The ranks that complete the sum of the group's gradients and update its weights, in ascending order."""
         return (self.root,)
 
     def up(self, rank: int) -> tuple[int, ...]:
-        """Return the ranks to which `rank` sends its gradient."""
+        """Return the ranks to which `rank` sends its gradient of the group."""
         return self.roots
 
     def down(self, rank: int) -> int:
-        """Return the rank from which `rank` gets the weights."""
+        """Return the rank from which `rank` gets the group's weights."""
         return self.root
 
     def heirs(self, rank: int) -> tuple[int, ...]:
@@ -51,17 +54,20 @@ class Route:
         return frozenset()
 
     def sends(self, readers: Collection[int]) -> Sends:
-        """Return the ranks to which the root sends the weights, so that all of `readers` on this route get them."""
+        """Return the ranks to which the root sends the weights, so that all ranks in `readers` on this route get them."""
         return Sends((), tuple(rank for rank in self.readers if rank in readers))
 
 
 @dataclass(frozen=True, slots=True)
 class CopiedRoute(Route):
-    """Route on which every reader is a root: it completes the sum and updates the weights, only for itself."""
+    """Route on which every reader is a root: it completes the sum and updates the weights, only for itself.
+
+    So no weights are sent.
+    """
 
     @property
     def roots(self) -> tuple[int, ...]:
-        """The ranks that complete the sum of the group's gradients and update its weights, ascending."""
+        """The ranks that complete the sum of the group's gradients and update its weights, in ascending order."""
         return tuple(self.readers)
 
     def down(self, rank: int) -> int:
@@ -88,7 +94,7 @@ class PassedOnRoute(Route):
     fanout: int
 
     def down(self, rank: int) -> int:
-        """Return the rank from which `rank` gets the weights. In a round that lacks some readers, the root may send them."""
+        """Return the rank from which `rank` gets the weights. In a round without some readers, it may be the root instead."""
         place = self._place(rank)
         return self.root if place is None or place < self.fanout else self.passing[place // self.fanout - 1]
 
@@ -108,9 +114,10 @@ class PassedOnRoute(Route):
         return frozenset(found)
 
     def sends(self, readers: Collection[int]) -> Sends:
-        """Return the ranks to which the root sends the weights, so that all of `readers` on this route get them.
+        """Return the ranks to which the root sends the weights, so that all ranks in `readers` on this route get them.
 
-        A rank forwards weights only if it and all ranks below it are in `readers`. Otherwise the root sends the weights directly.
+        A rank forwards weights only if it and all ranks below it in the tree are in `readers`. Otherwise the root sends the
+        weights directly.
         """
         whole: dict[int, bool] = {}
         for rank in reversed(self.passing):  # in the tree's order, heirs come after their rank
@@ -135,5 +142,5 @@ def have_copies(routes: Iterable[Route]) -> bool:
 
 
 def need_all(routes: Sequence[Route]) -> bool:
-    """Return True if readers have parts of the weights that no other rank has. A job cannot go on without such readers."""
+    """Return True if readers have parts of the weights that no other rank has. The job cannot go on if one of them is lost."""
     return not have_copies(routes) and any(root in route.readers for route in routes for root in route.roots)

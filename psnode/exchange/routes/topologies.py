@@ -29,9 +29,10 @@ def star(layout: Layout, plan: Plan) -> tuple[Route, ...]:
 
 
 def star_with_tree(layout: Layout, plan: Plan) -> tuple[Route, ...]:
-    """Return the routes of a star whose weights go down a tree of the workers. The master sends the weights to spares.
+    """Return the routes of a star, by group. Weights go down a tree of the workers, and the master sends them to spares.
 
-    So no worker depends on a spare. The silence of a spare delays no round, so the master would detect it late.
+    Spares are not in the tree, so that no worker depends on a spare. The master would notice a silent spare only late, since
+    no round waits for a spare.
     """
     return (PassedOnRoute(MASTER, layout.readers, layout.computing, _FANOUT),) * len(plan.groups)
 
@@ -44,21 +45,21 @@ def mesh(layout: Layout, plan: Plan) -> tuple[Route, ...]:
 def mesh_with_master(layout: Layout, plan: Plan) -> tuple[Route, ...]:
     """Return the routes of a mesh, by group. The master is a root too; its groups have twice the total size of a worker's.
 
-    The master computes no gradient. If weights take as many bytes as gradients, its link then carries as many bytes as that of a
-    worker. In general, for n workers and k servers without a worker, the load of the busiest link is least if such a server has
-    a share of 2 (n - 1) / (n^2 + k n - 2 k) and a worker of (n - k) / (n^2 + k n - 2 k) (Jiang et al., "A unified architecture
-    for accelerating distributed DNN training in heterogeneous GPU/CPU clusters", OSDI 2020). For k = 1 these shares are
-    2 / (n + 2) and 1 / (n + 2).
+    The master computes no gradient. So with this share its link carries as many bytes as a worker's link, if weights take as
+    many bytes as gradients. In general, let n be the number of workers, and k the number of servers on ranks without a worker.
+    The load of the busiest link is least if each such server has the share 2 (n - 1) / (n^2 + k n - 2 k) of the weights, and
+    each worker the share (n - k) / (n^2 + k n - 2 k) (Jiang et al., "A unified architecture for accelerating distributed DNN
+    training in heterogeneous GPU/CPU clusters", OSDI 2020). For k = 1 these shares are 2 / (n + 2) and 1 / (n + 2).
     """
     return _dealt(layout, plan, {MASTER: _MASTERS_SHARES, **dict.fromkeys(layout.computing, 1)})
 
 
 def _dealt(layout: Layout, plan: Plan, shares: Mapping[int, int]) -> tuple[Route, ...]:
-    """Return the routes, by group, if groups are dealt among the ranks in `shares`, in proportion to their shares.
+    """Return the routes, by group, that result when groups are dealt among the ranks in `shares` in proportion to their shares.
 
-    The groups are dealt in order of size, largest first. Each goes to the rank that would then have the least load relative to
-    its share. With equal shares this is the longest-processing-time rule (Graham, SIAM Journal on Applied Mathematics 1969),
-    whose largest load is at most 4/3 of the least possible one.
+    The groups are dealt in order of size, largest first. Each group goes to the rank that would then have the least load
+    relative to its share. With equal shares this is the longest-processing-time rule (Graham, SIAM Journal on Applied
+    Mathematics 1969). Its largest load is at most 4/3 of the least possible one.
     """
     heaps: dict[int, list[tuple[int, int]]] = {}  # by share, the loads and ranks; with equal shares the least load is least
     for rank, share in shares.items():
@@ -74,12 +75,18 @@ def _dealt(layout: Layout, plan: Plan, shares: Mapping[int, int]) -> tuple[Route
 
 
 def sharded(layout: Layout, plan: Plan) -> tuple[Route, ...]:
-    """Return the routes, by group, if the master and every server are roots of groups with about the same total size."""
+    """Return the routes, by group, of a job in which the master and every server are roots.
+
+    The groups of each root have about the same total size.
+    """
     return _dealt(layout, plan, dict.fromkeys((MASTER, *layout.serving), 1))
 
 
 def gather(layout: Layout, plan: Plan) -> tuple[Route, ...]:
-    """Return the routes of a gather, by group. Every worker sends to all workers, and each of them updates all weights."""
+    """Return the routes of a gather, by group.
+
+    Every worker sends its gradient to all workers, and each of them updates all weights.
+    """
     return tuple(CopiedRoute(layout.first, layout.computing) for _ in plan.groups)
 
 
@@ -120,12 +127,15 @@ def passed_on(routes: Sequence[Route]) -> bool:
 
 
 def sent_by_master(topology: str, workers: int) -> int:
-    """Return how often the master sends all coded weights in a step of `workers` workers; 0 if it does not hold all weights."""
+    """Return the number of workers, out of `workers`, to which the master itself sends all coded weights in a step.
+
+    It is 0 unless the topology is a star.
+    """
     return min(workers, {_STAR: workers, _STAR_WITH_TREE: _FANOUT}.get(topology, 0))
 
 
 def are_parts(topology: str) -> bool:
-    """Return True if several roots each update a part of the weights; otherwise each root updates all weights."""
+    """Return True if several roots each update a part of the weights. If False, each root updates all weights."""
     return not is_central(topology) and topology != _GATHER
 
 
@@ -150,7 +160,7 @@ def shares_of(topology: str, workers: int) -> Shares:
 
 
 def sent_in_a_step(topology: str, workers: int, up: float, down: float) -> tuple[float, float]:
-    """Return the bytes of gradients and of weights that a step of the job moves between ranks, if the groups divide evenly.
+    """Return the bytes of gradients, and of weights, that all ranks together send in a step, if the groups divide evenly.
 
     `up`: the bytes of one worker's coded gradient; `down`: the bytes of the weights that one worker gets.
     """
@@ -161,9 +171,10 @@ def sent_in_a_step(topology: str, workers: int, up: float, down: float) -> tuple
 
 
 def group_bytes_of(topology: str, whole: int, workers: int) -> int:
-    """Return the size of groups for a model of `whole` bytes in a job of `workers` workers.
+    """Return the size of groups in bytes, for a model of `whole` bytes in a job of `workers` workers.
 
-    If weights are dealt, each root has about four groups. A group has at least 64 KiB and at most the usual size.
+    If roots update parts of the weights, each root gets about four groups. A group has at least 64 KiB and at most the usual
+    size.
     """
     if not are_parts(topology):
         return DEFAULT_GROUP_BYTES
