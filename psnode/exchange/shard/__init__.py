@@ -1,1 +1,1 @@
-"""Rounds, reduction and downlink of the groups that have this rank as their root."""
+"""Rounds, reduction and downlink of the groups of which this rank is a root."""

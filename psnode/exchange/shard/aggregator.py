@@ -1,4 +1,4 @@
-"""Aggregators: rules that add decoded gradients as they come."""
+"""Aggregators: rules by which decoded gradients are added as they come."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from psnode.errors import ConfigurationError
 
 
 class Aggregator(ABC):
-    """Rule, without state of its own, that adds payloads to an accumulator one by one.
+    """Rule, without state of its own, by which payloads are added to an accumulator one by one.
 
     `merges`: True if payloads of a linear codec may first be merged into one payload, which is then added. `clips`: True if
     payloads are added with weights that depend on all pushes of the round (psnode.exchange.shard.median_clipping).
@@ -28,22 +28,25 @@ class Aggregator(ABC):
 
     @abstractmethod
     def add(self, codec: Codec, payload: Payload, out: Floats, weight: float = 1.0) -> None:
-        """Add one worker's payload of a segment, times `weight`, to the segment's flat accumulator `out`, which begins with 0."""
+        """Add one worker's payload of a segment, times `weight`, to the segment's flat accumulator `out`.
+
+        It begins with zeros.
+        """
 
     def add_measured(self, codec: Codec, payload: Payload, measured: Measured, out: Floats, weight: float = 1.0) -> None:
-        """Add a measured payload. This is like `add`, but avoids a second check of the payload where possible."""
+        """Add a payload like `add`. `measured`: the result of an earlier check, which need not be repeated."""
         self.add(codec, payload, out, weight)
 
     @abstractmethod
     def finish(self, out: Floats, count: float, rng: RandomSource | None = None) -> float:
-        """Turn the accumulator of `count` gradients into the gradient to apply, except for a factor. Return the factor.
+        """Turn the accumulator `out` of `count` gradients into a multiple of the gradient to apply.
 
-        Random decisions are drawn from `rng`.
+        Returns the factor that turns this multiple into the gradient. Random decisions are drawn from `rng`.
         """
 
 
 class Mean(Aggregator):
-    """Mean of the gradients that were added."""
+    """Mean of all gradients that were added."""
 
     merges: ClassVar[bool] = True
 
@@ -58,7 +61,7 @@ class Mean(Aggregator):
 
 
 class ClippedMean(Mean):
-    """Mean of the pushes of a round, each scaled down to at most the median of their norms."""
+    """Mean of the pushes of a round, each scaled down so that its norm is at most the median of their norms."""
 
     merges: ClassVar[bool] = False
     clips: ClassVar[bool] = True
@@ -68,7 +71,7 @@ class Majority(Aggregator):
     """Majority vote: the sign that most workers sent, 1 or -1. Ties and coordinates without votes are decided at random.
 
     A worker's vote is the sign of its values, so tensors that travel uncompressed also vote. A value of 0 is an abstention.
-    The codec `sign` makes the random decision, which is drawn anew with every `rng`.
+    The codec `sign` makes the random decisions, and draws them anew for every `rng`.
 
     Bernstein et al., "signSGD with Majority Vote is Communication Efficient and Fault Tolerant", ICLR 2019.
     """
@@ -93,7 +96,7 @@ _AGGREGATORS: dict[str, Callable[[], Aggregator]] = {"mean": Mean, MAJORITY: Maj
 
 
 def get_aggregator(name: str) -> Aggregator:
-    """Return the aggregator called `name`. ConfigurationError names the valid aggregators."""
+    """Return the aggregator called `name`. Raises ConfigurationError, which names the valid aggregators, for any other name."""
     if name not in _AGGREGATORS:
         raise ConfigurationError(f"unknown aggregator {name!r}: choose from {', '.join(_AGGREGATORS)}")
     return _AGGREGATORS[name]()

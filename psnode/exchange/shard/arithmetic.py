@@ -18,13 +18,16 @@ from psnode.plans.groups import Group, Plan, Segment
 
 
 class Arithmetic(Protocol):
-    """Sums of all groups, which begin with zeros, and optimizer steps. Lanes call it, only one thread at a time for a group."""
+    """Sums of all groups, which begin with zeros, and optimizer steps. Lanes call it, only one thread at a time for a group.
+
+    The gradient of a group is its sum times a factor.
+    """
 
     def add(self, part: MeasuredPayload, weight: float) -> None:
-        """Add the decoded part of a push, times `weight`."""
+        """Add the decoded payload of one segment of a push, times `weight`, to the sum."""
 
     def add_payload(self, segment: Segment, payload: Payload, weight: float) -> None:
-        """Add a payload that was not measured, times `weight`. Raises CodecError."""
+        """Add the decoded payload, which was not measured before, times `weight`, to the sum. Raises CodecError."""
 
     def total(self, group: Group) -> Floats:
         """Return the group's sum on the host. The caller must not change it."""
@@ -36,13 +39,13 @@ class Arithmetic(Protocol):
         """Return True if the coordinates `where` of the group's sum are all 0."""
 
     def finish(self, group: Group, count: float, rng: RandomSource) -> float:
-        """Turn the sum of `count` gradients into the gradient to apply, except for a factor. Return the factor."""
+        """Turn the sum of `count` gradients into a multiple of the gradient to apply. Return the factor for this multiple."""
 
     def clear(self, group: Group) -> None:
         """Set the group's sum to 0."""
 
     def update(self, group: Group, factor: float, lr: float, idle: Sequence[slice]) -> None:
-        """Take one optimizer step with the gradient factor * sum, and set the sum to 0. See Parameters.update."""
+        """Take one optimizer step on the group with the gradient factor * sum, then set the sum to 0. See Parameters.update."""
 
 
 class HostArithmetic:

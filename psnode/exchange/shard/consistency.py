@@ -1,8 +1,8 @@
 """Rules of consistency. They decide when a group's round closes, which gradients it accepts, and the order of addition.
 
-There is one sequence of versions: the open round of version v makes version v + 1 of a group. A gradient computed on
-version u and applied to version v has staleness v - u. A worker computes on the newest version that it has, and only
-if this version is newer than the version of its last gradient.
+Versions of a group follow one another: the open round of version v makes version v + 1. A gradient computed on version u and
+applied to version v has staleness v - u. A worker computes on the newest version that it has, but only if this version is
+newer than that of its last gradient.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ T = TypeVar("T")
 
 
 class Rule(ABC):
-    """Decisions about one group.
+    """Decisions about the rounds of one group.
 
-    `k`: the number of gradients that close a round. `patient`: True if a gradient that comes after its round has closed
-    waits for the next round; otherwise the gradient is dropped and returns to its sender's residual.
+    `k`: the number of gradients that close a round. `patient`: True if a gradient that comes after its round has closed waits
+    for the next round. If False, the gradient is dropped and returns to its sender's residual.
     """
 
     k: int
@@ -32,7 +32,7 @@ class Rule(ABC):
     @property
     @abstractmethod
     def rounds_go_on(self) -> bool:
-        """True if rounds close without the slowest workers, which then compute on older versions than other workers."""
+        """True if rounds close without the slowest workers. These workers then compute on older versions than other workers."""
 
     @abstractmethod
     def accepts(self, based: int, version: int) -> bool:
@@ -40,7 +40,7 @@ class Rule(ABC):
 
     @abstractmethod
     def closes(self, arrived: int, awaited: Mapping[int, int], version: int) -> bool:
-        """Return True if the round of `version` closes with `arrived` gradients.
+        """Return True if the round of `version` closes when `arrived` gradients have come.
 
         `awaited`: the workers whose gradients may still come, each with the oldest version on which the worker may have
         computed its gradient.
@@ -51,9 +51,9 @@ class Rule(ABC):
 class Synchronous(Rule):
     """The first `k` gradients computed on the newest version close the round; later gradients are dropped.
 
-    If k is the number of workers, this is BSP (Valiant, CACM 1990). With a smaller k the slowest workers are backup workers
-    (Chen et al., "Revisiting distributed synchronous SGD", 2016, section 3). If fewer than k workers are left, the round waits
-    for all of them.
+    If k is the number of workers, this is BSP (Valiant, CACM 1990). If k is smaller, the slowest workers serve as backup
+    workers (Chen et al., "Revisiting distributed synchronous SGD", 2016, section 3). If fewer than k workers are left, the
+    round waits for all of them.
     """
 
     k: int
@@ -75,9 +75,9 @@ class Synchronous(Rule):
 class Bounded(Rule):
     """`k` gradients close the round, unless an awaited worker's gradient would then become staler than `staleness`.
 
-    This is SSP (Ho et al., "More effective distributed ML via a stale synchronous parallel parameter server", NIPS 2013),
-    with staleness counted in versions. If `staleness` is None, a round never waits; this is ASP (Dean et al., "Large scale
-    distributed deep networks", NIPS 2012, section 4.1). No gradient of a living worker is dropped.
+    This is SSP (Ho et al., "More effective distributed ML via a stale synchronous parallel parameter server", NIPS 2013), with
+    staleness counted in versions. If `staleness` is None, a round waits for no worker after `k` gradients. This is ASP (Dean
+    et al., "Large scale distributed deep networks", NIPS 2012, section 4.1). No gradient of a living worker is dropped.
     """
 
     staleness: int | None
@@ -116,22 +116,25 @@ def waits_for_all(config: Config) -> bool:
 
 
 def gradients_a_round(config: Config, workers: int) -> int:
-    """Return the number of batches that equally fast workers compute per version. Epochs are counted with this number."""
+    """Return the number of batches that the workers together compute per version if all are equally fast.
+
+    Epochs are counted with this number.
+    """
     rule = rule_of(config, workers)
     return min(workers, rule.k) if rule.patient else workers
 
 
 def examples_a_round(config: Config, workers: int) -> int:
-    """Return the number of examples in the batches that equally fast workers compute per version."""
+    """Return the number of examples that the workers together compute on per version if all are equally fast."""
     return gradients_a_round(config, workers) * config.batch_size * config.batches_per_step
 
 
 class AdditionOrder(Generic[T]):
     """Order of additions by ascending rank, independent of the order of arrival, so that sums are reproducible.
 
-    `expected`: the awaited ranks, ascending. An item waits until the items of all lower expected ranks have been returned.
-    With `by_rank=False` items are returned in the order of arrival. The time for an arrival grows with the logarithm of the
-    number of waiting items.
+    `expected`: the ranks from which items may come, ascending. An item is held back until all lower expected ranks have
+    offered an item or are excused. With `by_rank=False` items are returned in the order of arrival. The cost of an arrival
+    grows with the logarithm of the number of items held back.
     """
 
     def __init__(self, expected: Sequence[int], *, by_rank: bool) -> None:
@@ -142,7 +145,7 @@ class AdditionOrder(Generic[T]):
         self.arrived: set[int] = set()
 
     def offer(self, rank: int, item: T) -> list[T]:
-        """Take the item of `rank`, which may offer only once. Return the items to add now, in order."""
+        """Take the item of `rank`, which may offer only one. Return the items to add now, in order."""
         if rank in self.arrived:
             raise ValueError(f"rank {rank} offered twice")
         self.arrived.add(rank)
@@ -150,12 +153,15 @@ class AdditionOrder(Generic[T]):
         return self._ready()
 
     def excuse(self, rank: int) -> list[T]:
-        """Expect no further item from `rank`, and return the items that waited only for it. An item already offered is kept."""
+        """Expect no further item from `rank`. Return the items that only waited for it.
+
+        An item that `rank` has already offered is kept.
+        """
         self._excused.add(rank)
         return self._ready()
 
     def rest(self) -> list[T]:
-        """Return all items that still wait, by ascending rank. No further item is expected."""
+        """Return all items that are still held back, by ascending rank. No further item is expected."""
         self._passed = len(self._expected)
         return self._ready()
 

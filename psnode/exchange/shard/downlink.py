@@ -30,17 +30,20 @@ _PURPOSE = "downlink"
 
 
 class Mover(Protocol):
-    """Arithmetic of the downlink. Lanes call it, only one thread at a time for a group."""
+    """Arithmetic of the downlink. Lanes call it, only one thread at a time for a group.
+
+    It moves y, the weights that every worker has, towards x, the newest weights.
+    """
 
     def move(self, segment: Segment, codec: Codec, key: Key, out: Bytes) -> Payload:
-        """Code the segment's x - y with `codec` into `out`, and move y by the decoded values. Return the payload."""
+        """Code the segment's x - y with `codec` into `out`, and add the decoded values to y. Return the payload."""
 
     def whole(self, group: Group) -> Floats:
         """Return the group's y on the host. The caller must not change it."""
 
 
 class HostMover:
-    """Mover for flat x and y in the host's memory. `largest`: size of the largest segment."""
+    """Mover for flat x and y in the host's memory. `largest`: number of coordinates of the largest segment."""
 
     def __init__(self, x: Floats, y: Floats, largest: int) -> None:
         self._x, self._y, self._largest = x, y, largest
@@ -58,18 +61,18 @@ class HostMover:
 
 
 class Downlink:
-    """Downlink that keeps y, the weights of `part` that every worker holds, and moves y towards x.
+    """Downlink that keeps y, the weights of `part` that every worker holds, and moves y towards x, the newest weights.
 
     Dense: y is x, and a group's frame replaces the weights of a worker. Coded: the frame carries D = E(x - y) segment by
-    segment, where E is the codec in its contractive form; y += decode(D) is computed here and on every worker, with the
+    segment, where E is the codec in its contractive form. Then y += decode(D) is computed here and on every worker, with the
     same bits. The error of D is a part of the next x - y, so y needs no error feedback of its own.
 
     `mover` may be replaced by a mover that holds x and y elsewhere; `replica` then keeps old values. `routes`: by group, the
     route that has this rank as its root. At first, new versions go to all readers. `flow_control` counts the bytes of all
     frames.
 
-    The error of a codec is sent in later steps, so y lags x. With a `lead`, y moves towards x + lead (x - x before the
-    update), the look-ahead of Nesterov's method: docs/results/2026-11-26-front.md. `hold` keeps x from before its update.
+    The error of a codec is sent in later steps, so y lags x. With a `lead`, y moves towards x + lead (x - x'), where x' is x
+    before the update. This is the look-ahead of Nesterov's method: docs/results/2026-11-26-front.md. `hold` keeps x'.
     """
 
     def __init__(
@@ -108,7 +111,7 @@ class Downlink:
 
     @property
     def differs(self) -> bool:
-        """True if y is a vector of its own, which a checkpoint must contain in addition to x."""
+        """True if y is a vector of its own. A checkpoint must then contain y in addition to x."""
         return self.replica is not self._x
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -118,7 +121,7 @@ class Downlink:
         return {f"replica/{name}": torch.from_numpy(self.replica[where]) for name, where in self._places.items()}
 
     def memory(self, group: Group) -> torch.Tensor:
-        """Return the part of y that `send` changes for a group."""
+        """Return the part of y that changes when `send` is called for a group."""
         return torch.from_numpy(self.replica[group.start : group.stop])
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -129,14 +132,14 @@ class Downlink:
             part.copy_(tensors[key])
 
     def hold(self, group: Group) -> None:
-        """Keep the group's part of x for the next `send`. Call this before x is updated."""
+        """Keep the group's part of x for a look-ahead in the next `send`. Call this before x is updated."""
         if self.lead:
             self._aim[group.start : group.stop] = self._x[group.start : group.stop]
 
     def send(self, group: Group, version: int) -> int:
-        """Send the group's part of `version` to its recipients. Return the bytes of all frames, one for each recipient.
+        """Send the group's part of `version` to its recipients. Return the bytes of one frame for each recipient, added up.
 
-        Frames that recipients forward are counted too. Only one thread at a time may send a group.
+        Frames that one recipient forwards to another are counted too. Only one thread at a time may send a group.
         """
         if self.codecs is None:
             return self.send_dense(group, version)
@@ -154,9 +157,11 @@ class Downlink:
         return self._post(group, frame, Kind.DELTA, version)
 
     def send_dense(self, group: Group, version: int, ranks: Sequence[int] | None = None) -> int:
-        """Send the group's y uncoded: directly to the readers among `ranks` or, if `ranks` is None, to its recipients.
+        """Send the group's y uncoded to those of `ranks` that are its readers.
 
-        `ranks` are ranks that have no y yet, or an old y. Returns the bytes of all frames.
+        If `ranks` is None, send it to the usual recipients.
+
+        `ranks` are ranks that have no y yet, or an old y. They get the frame directly. Returns the bytes of all frames.
         """
         frame = self._frames.begin(group.index, 1, wire.padded(_IDENTITY.max_nbytes((group.size,))))
         payload = _IDENTITY.encode(self.mover.whole(group), Key.derive(0), out=frame.room)
@@ -177,5 +182,5 @@ class Downlink:
 
 
 def moved(codec: Codec, x: Floats, y: Floats, key: Key, out: Bytes | None = None, scratch: Floats | None = None) -> Payload:
-    """Code x - y, and move y by the decoded values. Return the payload."""
+    """Code x - y with `codec`, and add the decoded values to y. Return the payload."""
     return codec.encode(Difference(x, y, scratch), key, sink=Added(y), out=out)

@@ -1,7 +1,7 @@
 """Threads for the master's arithmetic: the work of one group stays in order, and groups run in parallel.
 
-Queued work is done in the order in which the next forward pass needs its results. Groups are numbered in the order in
-which back-propagation finishes them, so the group with the highest number comes first.
+If work waits in a queue, the work whose result the next forward pass needs first is done first. Groups are numbered in the
+order in which back-propagation finishes them, so this is the work of the group with the highest number.
 """
 
 from __future__ import annotations
@@ -22,17 +22,20 @@ _MOST = 4
 
 
 def lane_count(groups: int) -> int:
-    """Return the number of lanes: at most 4, at most one per group, and one core must be left for the transport."""
+    """Return the number of lanes: at most 4, at most one per group, and at most the number of cores minus one, for the transport.
+
+    It is at least 1.
+    """
     return most_lanes(usable_cores(), groups)
 
 
 def most_lanes(cores: int, groups: int) -> int:
-    """Return `lane_count` on a host with `cores` cores."""
+    """Return the result of `lane_count` for a host with `cores` cores."""
     return max(1, min(_MOST, cores - 1, groups))
 
 
 class GroupExecutor:
-    """Pool of `count` threads, called lanes, for the work of `groups`.
+    """Pool of `count` threads, called lanes, for the work of `groups`. A group's work is always done in the same lane.
 
     The result of each piece of work, or the error that it raises, is posted to `inbox`. A list is posted item by item, and
     None is not posted.
@@ -51,7 +54,7 @@ class GroupExecutor:
             thread.start()
 
     def submit(self, group: int, work: Work) -> None:
-        """Queue `work` in the group's lane, after earlier work of `group` and all queued work of groups with higher numbers."""
+        """Queue `work` in the lane of `group`, after the queued work of this group and of all groups with higher numbers."""
         self._queues[self._lanes[group]].put((-group, next(self._numbers), work))
 
     def close(self) -> None:

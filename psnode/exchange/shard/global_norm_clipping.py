@@ -4,9 +4,9 @@ The factor is that of torch.nn.utils.clip_grad_norm_:
 
     min(1, bound / (norm + 1e-6))
 
-Pascanu, Mikolov, Bengio, "On the difficulty of training recurrent neural networks", ICML 2013, algorithm 1. The norm
-is known only when all groups are summed, so no weight is updated earlier. Alternatively the norm of the previous version
-serves as an estimate. It is known when the first group is summed, so groups need not wait for each other.
+Pascanu, Mikolov, Bengio, "On the difficulty of training recurrent neural networks", ICML 2013, algorithm 1. The norm is known
+only when all groups are summed, so no weight is updated before that. Alternatively, the norm of the previous version serves as
+an estimate. It is known before the first group is summed, so groups need not wait for each other.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ GRADIENT_NORM = "gradient_norm"  # key of the estimate in a checkpoint's manifes
 
 
 class Summed(NamedTuple):
-    """Sum of a closed round.
+    """Completed sum of the gradients of one group in a round.
 
-    `added`: the pushes in the sum; `factor`: the factor that turns the sum into the mean gradient; `idle`: ranges of the
-    group without a gradient.
+    `added`: the pushes in the sum; `factor`: the factor that turns the sum into the mean gradient; `idle`: ranges of the group
+    without a gradient.
     """
 
     added: tuple[AddedGradient, ...]
@@ -40,8 +40,8 @@ class Summed(NamedTuple):
 class GlobalNorm:
     """Norm of all groups together, and clipping by this norm. Lanes may call it concurrently, for one version at a time.
 
-    `estimated`: clip by the norm of the last version that had a gradient; if no earlier version had one, clip by the
-    version's own norm. `norm`: L2 norm of the last mean gradient before clipping, nan before the first version.
+    `estimated`: True to clip by the norm of the last version that had a gradient. Without such a version, the version's own
+    norm is used. `norm`: L2 norm of the last mean gradient before clipping, nan before the first version.
     """
 
     def __init__(self, bound: float, groups: int, *, estimated: bool = False) -> None:
@@ -54,10 +54,10 @@ class GlobalNorm:
         self._found: dict[int, tuple[Summed, float]] = {}
 
     def offer(self, group: int, gradient: Floats, summed: Summed) -> dict[int, Summed]:
-        """Take the sum of a group. Return the clipped sums of the groups that can be updated now.
+        """Take the sum of a group. Return the clipped sums, by group, of the groups that can be updated now.
 
-        With an estimate this is only the group itself. Without an estimate these are all groups if the last group has come,
-        otherwise no groups.
+        With an estimate of the norm this is only the offered group. Without an estimate, all groups are returned with the last
+        group of the version, and no groups before.
         """
         square = summed.factor**2 * inner_products(gradient, gradient)[1]
         with self._lock:
@@ -74,15 +74,18 @@ class GlobalNorm:
         return self._clipped(found, self.norm if estimate is None else estimate)
 
     def _note(self, found: Mapping[int, tuple[Summed, float]]) -> None:
-        """Do nothing. `offer` calls this with the sums and squared norms of all groups of a version when its norm is known."""
+        """Do nothing.
+
+        Subclasses may use the call: `offer` passes the sums and squared norms of all groups when a norm is known.
+        """
 
     def _clipped(self, found: Mapping[int, Summed], norm: float) -> dict[int, Summed]:
-        """Return the sums, scaled by the factor for a global norm of `norm`."""
+        """Return the sums with new factors: each is clipped for a gradient whose global norm is `norm`."""
         clip = min(1.0, self._bound / (norm + _EPSILON))
         return {index: each._replace(factor=each.factor * clip) for index, each in found.items()}
 
     def facts(self) -> dict[str, float]:
-        """Return the estimate for the next version, for a checkpoint's manifest. Call this while no group is open."""
+        """Return, for a checkpoint's manifest, the estimate for the next version, if any. Call this while no group is open."""
         return {} if self._estimate is None else {GRADIENT_NORM: self._estimate}
 
     def take_up(self, facts: Mapping[str, object]) -> None:

@@ -4,9 +4,9 @@ The pushes of a group are kept, coded, until the group's round closes. Then each
 
     factor = min(1, m / ||push||)        m: the lower median of the norms of the round's pushes
 
-so that two pushes of four, and three of five, are added whole. The lower median is the norm of one of the pushes. So if at
-most half of the round's workers send false gradients, m is at most the largest norm of an honest push. The clipped part
-returns to the worker: the worker gets the factor and adds 1 - factor times its push to its residual, if it has a residual.
+The lower median is the norm of one of the pushes: two of four pushes, and three of five, are added whole. If at most half of
+the round's workers send false gradients, m is at most the largest norm of an honest push. The clipped part returns to the
+worker: the worker gets the factor, and adds 1 - factor times its push to its residual, if it has a residual.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from psnode.protocol.wire import Frame
 
 
 class Held(NamedTuple):
-    """Push that waits for its round to close.
+    """Push that is kept until its round closes.
 
-    `frame` owns the memory of the payloads. `norm`: L2 norm of `weight` times the push.
+    `frame` owns the memory of the payloads. `norm`: L2 norm of the push times `weight`.
     """
 
     frame: Frame
@@ -36,7 +36,7 @@ class Held(NamedTuple):
 
 
 class Clipped(NamedTuple):
-    """Record that the push of `rank` in `step` was added times `factor`, which is below 1."""
+    """Note that the push of `rank` in `step` was added times `factor`, which is below 1."""
 
     rank: int
     step: int
@@ -44,7 +44,10 @@ class Clipped(NamedTuple):
 
 
 class Clipping:
-    """Pushes that are held for every group's open round, in the order of their addition. Groups may be used concurrently."""
+    """Pushes that are held for the open round of every group, in the order in which they will be added.
+
+    Several threads may use it at the same time for different groups.
+    """
 
     def __init__(self, codecs: Sequence[Codec], groups: Iterable[int]) -> None:
         self._codecs = codecs
@@ -56,17 +59,20 @@ class Clipping:
         self._held[frame.group].append(Held(frame, push, weight, norm))
 
     def _energy(self, part: MeasuredPayload) -> float:
-        """Return the sum of squares of the decoded values, which may be less than the square of `Measured.norm`."""
+        """Return the sum of squares of the decoded values.
+
+        Its root may be less than `Measured.norm`, which may be only a bound.
+        """
         decoded = self._codecs[part.segment.index].decode(part.payload).reshape(-1)
         return float(inner_products(decoded, decoded)[1])
 
     def take(self, group: int) -> list[tuple[Held, float]]:
-        """Remove and return the pushes of a group, whose round closes. Each push comes with its factor, a float32 number."""
+        """Remove and return the held pushes of a group whose round closes. Each push comes with its factor, a float32 number."""
         held, self._held[group] = self._held[group], []
         return list(zip(held, factors([each.norm for each in held]), strict=True))
 
 
 def factors(norms: Sequence[float]) -> list[float]:
-    """Return the factors of pushes with these norms: float32 numbers from 0 to 1."""
+    """Return the factors, float32 numbers from 0 to 1, of pushes that have these norms."""
     limit = sorted(norms)[(len(norms) - 1) // 2] if norms else 0.0
     return [1.0 if norm <= limit else float(np.float32(limit / norm)) for norm in norms]

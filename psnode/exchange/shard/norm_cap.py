@@ -1,15 +1,15 @@
-"""Reference norms, which come from earlier pushes of all workers. The norms of pushes are compared with them.
+"""Reference norms, with which the norms of pushes are compared. They come from earlier pushes of all workers.
 
-An honest gradient may have a hundred times the median norm: late in training nearly all batches have almost no loss,
-and a batch with one hard example has a large loss (docs/decisions/norm-cap.md has the figures). So the reference is the
-largest of
+An honest gradient may have a hundred times the median norm: late in training nearly all batches have almost no loss, and a
+batch with one hard example has a large loss (docs/decisions/norm-cap.md has the figures). So the reference is the largest of
+three norms:
 
     m            the median of a set that contains the last 25 norms of every worker
     u / 2        u: the median, over the workers, of the largest of a worker's last 100 norms
     w            the median of the other workers' latest norms: a rise that all workers see is no worker's fault
 
-All medians are lower medians, so that one worker of two or four cannot raise them. Therefore the norms of refused pushes
-may also count, and a norm that most workers have had once is usual. Norms of zero are ignored.
+All medians are lower medians, so that one worker of two or four cannot raise them. Therefore the norms of refused pushes may
+also count, and a norm that most workers have had once becomes usual. Norms of zero are ignored.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ LARGEST = state_names.LARGEST
 
 
 class Norms:
-    """Norms of the pushes of a group, or of whole gradients. The state of this object is `kept`: norms by rank, oldest first."""
+    """Norms of the pushes of a group, or of whole gradients.
+
+    The state of this object is `kept`: norms by rank, oldest first. For m, u and w see the module.
+    """
 
     def __init__(self, kept: Mapping[int, Sequence[float]] | None = None) -> None:
         # by rank, then by step; norms from a checkpoint have steps below zero
@@ -47,12 +50,12 @@ class Norms:
         return {rank: tuple(norms.values()) for rank, norms in self._kept.items()}
 
     def reference(self, rank: int) -> float | None:
-        """Return the largest of m, u / 2 and w for `rank`; None if no norm is known."""
+        """Return the reference norm for a push of `rank`, the largest of m, u / 2 and w; None if no norm is known."""
         latest = [next(reversed(norms.values())) for other, norms in self._kept.items() if other != rank]
         return max((value for value in (self.usual, median(latest)) if value is not None), default=None)
 
     def note(self, pushes: Mapping[tuple[int, int], float]) -> None:
-        """Record the norms of a round, by rank and step. A later norm of the same step replaces the earlier one."""
+        """Record the norms of a round, given by rank and step. A later norm of the same step replaces the earlier norm."""
         for (rank, step), norm in sorted(pushes.items()):
             if not norm:
                 continue
@@ -66,7 +69,7 @@ class Norms:
                 known.pop(rank, None)
 
     def renew(self) -> None:
-        """Compute `usual` anew from the recorded norms. Call this at the end of a round."""
+        """Compute `usual`, the larger of m and u / 2, from the recorded norms. Call this at the end of a round."""
         self.usual = self._reference()
 
     def _reference(self) -> float | None:
@@ -76,15 +79,15 @@ class Norms:
 
 
 def median(values: Sequence[float]) -> float | None:
-    """Return the lower median; None if there are no values."""
+    """Return the lower median of `values`; None if there are no values."""
     return sorted(values)[(len(values) - 1) // 2] if values else None
 
 
 def pack(groups: Mapping[int, Norms], whole: Norms, largest: float, part: PlanPart) -> dict[str, torch.Tensor]:
-    """Return norms for a checkpoint.
+    """Return norms as tensors for a checkpoint. `largest`: the largest norm ever accepted.
 
-    Their names are RANK/RANGE for each group of `part` (psnode.records.state_names), RANK/whole for whole gradients, and
-    `largest` for the largest norm ever accepted.
+    The tensors are named RANK/RANGE for each group of `part` (psnode.records.state_names), RANK/whole for whole gradients, and
+    `largest`.
     """
     named = [*((where, groups[group]) for group, where in _ranges(part).items() if group in groups), (WHOLE, whole)]
     found = {
@@ -96,9 +99,8 @@ def pack(groups: Mapping[int, Norms], whole: Norms, largest: float, part: PlanPa
 def unpack(found: Checkpoint | None, part: PlanPart) -> tuple[dict[int, dict[int, list[float]]], dict[int, list[float]], float]:
     """Return a checkpoint's norms of groups and of whole gradients, and its largest norm: the inverse of `pack`.
 
-    Groups that are not in the checkpoint have no norms. Raises CheckpointError for values that cannot be norms. An older
-    checkpoint has only norms of groups. Then the norms of each rank are combined to norms of whole gradients, from the
-    latest backwards.
+    Groups that are not in the checkpoint have no norms. Raises CheckpointError for values that cannot be norms. If an older
+    checkpoint has only norms of groups, the norms of whole gradients are computed from them.
     """
     groups: dict[str, dict[int, list[float]]] = {}
     largest = 0.0
@@ -117,14 +119,17 @@ def unpack(found: Checkpoint | None, part: PlanPart) -> tuple[dict[int, dict[int
 
 
 def _ranges(part: PlanPart) -> dict[int, str]:
-    """Return the RANGE of each group, by group: a name that does not depend on the plan's numbers of groups."""
+    """Return, by group of `part`, the name of its range of coordinates. Unlike a group's number, it is the same in every plan."""
     return dict(
         zip(part.groups, state_names.ranges(part.whole, [part.whole.groups[index] for index in part.groups]), strict=True)
     )
 
 
 def _added_up(groups: Iterable[Mapping[int, Sequence[float]]]) -> dict[int, list[float]]:
-    """Return norms of whole gradients, by rank. The groups' latest norms give one norm, the previous ones another, and so on."""
+    """Return norms of whole gradients, by rank, computed from the norms of groups, oldest first.
+
+    The latest norms of a rank's groups give one norm of a whole gradient, the norms before them another, and so on.
+    """
     found: dict[int, list[float]] = {}
     for each in groups:
         for rank, norms in each.items():

@@ -1,7 +1,8 @@
 """Verdicts on whole gradients: the pushes of a round whose norm is out of all proportion.
 
-A group's push is added immediately unless it is suspicious. A suspicious push waits until all groups of the round have
-come. Then the norm of the worker's whole gradient is known, and only this norm decides on the push.
+A push of a group is added immediately unless it is suspicious. A suspicious push waits until the pushes of all groups in the
+round have come. Then the norm of the worker's whole gradient is known, and only this norm decides on the push. --norm-cap
+selects the rule:
 
     auto      suspicious: a norm above IMPOSSIBLE and above FACTOR times the largest norm ever accepted; refused: a whole gradient
               whose norm is also above FACTOR times the latest norm of every other worker
@@ -40,8 +41,8 @@ Wholes = dict[tuple[int, int], float]  # norms of whole gradients, by rank and s
 class Beyond(NamedTuple):
     """Verdict that a whole gradient of this `norm` is not accepted, since the norm is above `bound`.
 
-    `usual`: the reference norm, to which the gradient may be scaled down; 0 if no reference is known, so that no part of the
-    gradient counts. `group`: the group of the gradient's largest push.
+    `usual`: the reference norm, to which the gradient may be scaled down. If no reference is known, it is 0, and no part of
+    the gradient counts. `group`: the group of the gradient's largest push.
     """
 
     norm: float
@@ -51,7 +52,7 @@ class Beyond(NamedTuple):
 
 
 class Closing(NamedTuple):
-    """Group whose additions are done, with the version and the learning rate of its update."""
+    """Group to which all pushes of its round have been added, with the version and the learning rate of its update."""
 
     group: int
     version: int
@@ -59,7 +60,7 @@ class Closing(NamedTuple):
 
 
 class Judge:
-    """Judge of the pushes of the groups of `part`, which count together as a whole gradient.
+    """Judge of pushes by the norm of the whole gradient, to which a worker's pushes for all groups of `part` belong.
 
     Lanes call `suspects` and `hear`, only one lane at a time for a group. `cap`: AUTO, a number, or None for off.
     """
@@ -81,7 +82,7 @@ class Judge:
         self.verdicts: dict[tuple[int, int], Beyond] = {}  # of the last judged round, by rank and step
 
     def suspects(self, group: int, rank: int, step: int, norm: float) -> bool:
-        """Record a push of `rank` with this norm. Return True if the push must wait for the verdict."""
+        """Record that a push of `rank` has this norm. Return True if the push must wait for the verdict on its gradient."""
         self._pushes[group][rank, step] = norm
         if self._cap is None or not norm:
             return False
@@ -93,7 +94,7 @@ class Judge:
     def hear(self, closing: Closing, *, waits: bool, alone: bool) -> list[Closing]:
         """Record that all pushes of a group's round have come. Return the groups that can be closed now.
 
-        `waits`: True if the group has suspicious pushes. `alone`: True if at most one worker takes part in the job.
+        `waits`: True if this group has suspicious pushes. `alone`: True if at most one worker takes part in the job.
         """
         with self._lock:
             self._heard.add(closing.group)
@@ -109,7 +110,7 @@ class Judge:
             return ready
 
     def _conclude(self, alone: bool) -> None:
-        """Judge the gradients of the round, and record their norms."""
+        """Decide on all gradients of the round, and record their norms."""
         wholes = self._add_up()
         ranks = {rank for rank, _ in wholes}
         self._streak = self._streak + 1 if ranks == {self._sole} else 1
@@ -130,7 +131,10 @@ class Judge:
         self._pushes = {group: {} for group in self._all}
 
     def _add_up(self) -> Wholes:
-        """Return the norms of all gradients that had a push in this round. Only pushes that have come so far count."""
+        """Return the norms of all gradients that had a push in this round, by rank and step.
+
+        Only pushes that have come so far count.
+        """
         found = dict.fromkeys(sorted({key for pushes in self._pushes.values() for key in pushes}), 0.0)
         for rank, step in found:
             steps = self._squares.setdefault(rank, {})
@@ -141,7 +145,7 @@ class Judge:
         return found
 
     def _beyond(self, rank: int, step: int, norm: float) -> Beyond | None:
-        """Return the verdict if the gradient is not accepted, otherwise None."""
+        """Return the verdict on the gradient of `rank` in `step`, if it is not accepted. Otherwise return None."""
         if self._cap is None:
             return None
         if self._number:
@@ -154,7 +158,10 @@ class Judge:
         return Beyond(norm, bound, usual, largest) if norm > bound else None
 
     def outlier(self) -> str:
-        """Return a line about a rank's latest gradient if it was accepted with over 10 times the others' median norm, or ""."""
+        """Return a line about a rank's latest gradient if it was accepted although its norm is large; otherwise "".
+
+        A norm is large if it is over 10 times the median of the other ranks' norms.
+        """
         refused = {rank for rank, _ in self.verdicts}
         for rank, norm in sorted(self._latest.items(), key=lambda item: -item[1]):
             others = median([other for who, other in self._latest.items() if who != rank])
@@ -167,7 +174,7 @@ class Judge:
         return pack(self._groups, self._whole, self._largest, self._part) if self._cap is not None else {}
 
     def take_up(self, found: Checkpoint | None) -> None:
-        """Load a checkpoint's norms. Later gradients are compared with them."""
+        """Load the norms of a checkpoint, with which later gradients are compared."""
         if self._cap is None:
             return
         groups, whole, self._largest = unpack(found, self._part)

@@ -20,7 +20,7 @@ from psnode.protocol.wire import Flag, Frame
 
 
 class MeasuredPayload(NamedTuple):
-    """A segment's payload with the result of `Codec.measure`: its norm, and a function that adds it."""
+    """A segment's payload with the result of `Codec.measure`, which holds its norm and a function that adds it."""
 
     segment: Segment
     payload: Payload
@@ -31,7 +31,8 @@ class Push(NamedTuple):
     """A worker's gradient of a group.
 
     `norm`: the norm of all parts together, see Measured. `absent`: tensors without a gradient, numbered from 0 among the
-    tensors with a part in the group. `counts_as`: the push counts in the mean as this number of gradients of usual weight.
+    tensors with a part in the group. `counts_as`: the number of gradients of usual weight as which the push counts in the
+    mean.
     """
 
     norm: float
@@ -43,8 +44,8 @@ class Push(NamedTuple):
 class Reader:
     """Reader of gradient frames.
 
-    `sizes`: by segment, the most bytes of a payload. `merges`: by segment, True if its payloads are merged undecoded.
-    `unit`: the usual weight of a gradient, None if frames state no weight.
+    `sizes`: by segment, the largest number of bytes of a payload. `merges`: by segment, True if its payloads are merged
+    undecoded. `unit`: the usual weight of a gradient, None if frames state no weight.
 
     Several threads may use a Reader. Each thread has one buffer for decoded parts, so it must be done with a push before it
     reads the next one.
@@ -58,7 +59,7 @@ class Reader:
         self._rooms = threading.local()
 
     def read(self, group: Group, frame: Frame) -> Push:
-        """Return the push in `frame`. The frame must not be released while the push is used.
+        """Return the push in `frame`. The frame must not be released while the push is in use.
 
         Raises PayloadError or WireError if any part of the frame is not valid.
         """
@@ -97,7 +98,7 @@ class Reader:
         return payload
 
     def _room(self, size: int) -> Floats:
-        """Return this thread's buffer for `size` float32 values. Its pages take no memory before a codec decodes into it."""
+        """Return this thread's buffer for `size` float32 values. Its pages take no memory before values are written to them."""
         room: Floats | None = getattr(self._rooms, "values", None)
         if room is None or room.size < size:
             self._rooms.values = room = np.empty(size, np.float32)

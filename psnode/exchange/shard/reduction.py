@@ -1,4 +1,4 @@
-"""Reduction: a group's coded gradients become new weights, which are sent down."""
+"""Reduction: the coded gradients of a group become new weights, which are sent to the workers."""
 
 from __future__ import annotations
 
@@ -41,12 +41,14 @@ _LARGEST = float(np.finfo(np.float32).max) / 2  # a sum of pushes is finite if t
 class Reduction:
     """Reduction that adds gradient frames of the groups of `part` to the sums of `arithmetic`, updates weights and sends them.
 
-    The work is done in lanes, for each group in the order of submission. A `constraint` is applied to the weights when
-    all groups are updated, and no group is sent before. If `norm_cap` finds a gradient's norm out of proportion
-    (psnode.exchange.shard.norm_verdicts), the gradient's suspicious pushes are refused, or scaled if the rest can return to a
-    residual. Suspicious pushes wait until all groups of the round have come. A `global_norm` clips the sums, which may have
-    to wait until the sums of all groups are complete. With a `weight_unit` frames state a weight. The `average` follows the
-    weights.
+    The work is done in lanes, for each group in the order of submission. With a `constraint`, no group is sent until all
+    groups are updated and the constraint is applied to the weights.
+
+    If `norm_cap` finds a gradient's norm out of proportion (psnode.exchange.shard.norm_verdicts), the gradient's suspicious
+    pushes are refused. They are scaled down instead if the rest can return to a residual. Suspicious pushes wait until all
+    groups of the round have come. A `global_norm` clips the sums, which may have to wait until the sums of all groups are
+    complete. With a `weight_unit`, frames state the weight of their gradient. `average`: a moving average of the weights, or
+    None.
     """
 
     def __init__(
@@ -101,19 +103,19 @@ class Reduction:
         self._remembers = feedback.memory is not None
 
     def add(self, frame: Frame, weight: float = 1.0) -> None:
-        """Queue the addition of a gradient frame's payloads, each times `weight`. All frames of a step have the same weight."""
+        """Queue the addition of a gradient frame's payloads, times `weight`. All frames of a step must have the same weight."""
         group = self._groups[frame.group]
         self._lanes.submit(group.index, partial(self._add, group, frame, weight))
 
     def close(self, index: int, version: int, lr: float, *, alone: bool = False) -> None:
-        """Queue the update of a group with the added gradients, if any, and the sending of the group's `version`.
+        """Queue the update of a group with the gradients added to it, if any, and the sending of the group's `version`.
 
         `alone`: True if at most one worker takes part in the job.
         """
         self._lanes.submit(index, partial(self._hear, Closing(index, version, lr), alone))
 
     def take_up(self, found: Checkpoint | None) -> None:
-        """Load a checkpoint's norms. Later pushes are compared with them."""
+        """Load the norms of a checkpoint, with which later pushes are compared."""
         self._judge.take_up(found)
 
     def norms(self) -> dict[str, torch.Tensor]:
@@ -121,11 +123,11 @@ class Reduction:
         return dict(self._judge.state())
 
     def outlier(self) -> str:
-        """Return a line about a push that was applied although its norm is out of proportion, otherwise ""."""
+        """Return a line about a push that was applied although its norm is out of proportion; "" if there is no such push."""
         return self._judge.outlier()
 
     def _add(self, group: Group, frame: Frame, weight: float) -> Refused | None:
-        """Add all parts of a frame, or no part if one cannot be decoded. Hold a push that may be out of bounds."""
+        """Add all parts of a frame, or no part if one of them cannot be decoded. Hold back a push whose norm is suspicious."""
         with self._watch.timing("decode"), self._tracer.span("decode", group=group.index, sender=frame.sender):
             try:
                 push = self._reader.read(group, frame)
@@ -139,7 +141,7 @@ class Reduction:
         return None
 
     def _add_push(self, group: Group, frame: Frame, push: Push, weight: float, factor: float = 1.0) -> None:
-        """Add a push, or `factor` times it. With clipping to the median, hold it until its round closes."""
+        """Add a push, times `factor`. With clipping to the median, hold it until its round closes."""
         if self._clipping is not None:
             self._clipping.hold(frame, push, weight)
         elif factor < 1:
@@ -157,7 +159,10 @@ class Reduction:
         self._absent[group.index].append(push.absent)
 
     def _hear(self, closing: Closing, alone: bool) -> list[GroupClosed | Refused | NotApplied | Scaled]:
-        """Close a group unless it waits for a verdict. If all verdicts are complete now, also close the groups that waited."""
+        """Close a group unless it waits for verdicts.
+
+        If the verdicts of the round are complete now, also close the groups that waited.
+        """
         ready = self._judge.hear(closing, waits=bool(self._suspects[closing.group]), alone=alone)
         for each in ready:
             if each.group != closing.group:
@@ -165,7 +170,7 @@ class Reduction:
         return [event for each in ready if each.group == closing.group for event in self._close(each)]
 
     def _settle(self, group: Group) -> list[Refused | Scaled]:
-        """Add the pushes that waited, whole or scaled or not at all: the verdict on the worker's whole gradient decides."""
+        """Add the group's suspicious pushes, whole or scaled, or drop them, by the verdict on each worker's whole gradient."""
         suspects, self._suspects[group.index] = self._suspects[group.index], []
         events: list[Refused | Scaled] = []
         for frame, weight in suspects:
@@ -183,7 +188,7 @@ class Reduction:
         return events
 
     def _factor(self, group: Group, beyond: Beyond) -> float:
-        """Return the part of a push that counts although the norm of its gradient is out of bounds.
+        """Return the part (0 to 1) of a push that counts although the norm of its gradient is out of bounds.
 
         It is 0 if no usual norm is known, or if the rest of the push could not return to a residual.
         """
@@ -192,7 +197,12 @@ class Reduction:
         return float(np.float32(beyond.usual / beyond.norm))
 
     def _add_part(self, part: MeasuredPayload, step: int, weight: float) -> None:
-        """Decode and add a part. If it can be merged, merge it with other parts of its step; their sum is decoded later."""
+        """Decode and add a part of a push.
+
+        If parts of this segment are merged, merge it with the other parts of its step instead.
+
+        The merged part is decoded when the group is closed.
+        """
         segment, payload, _ = part
         if self._merges[segment.index]:
             earlier, codec = self._merged.get((segment.index, step)), self._codecs[segment.index]
@@ -201,7 +211,7 @@ class Reduction:
             self._arithmetic.add(part, weight)
 
     def _add_merged(self, group: Group) -> None:
-        """Decode and add the payloads merged since the group was last closed."""
+        """Decode and add the payloads that have been merged since the group was last closed."""
         segments = {segment.index: segment for segment in group.segments}
         for index, step in sorted(key for key in tuple(self._merged) if key[0] in segments):
             segment, (payload, weight) = segments[index], self._merged.pop((index, step))
@@ -209,7 +219,7 @@ class Reduction:
                 self._arithmetic.add_payload(segment, payload, weight)
 
     def _add_clipped(self, group: Group) -> None:
-        """Add the pushes held since the group was last closed, each times its factor."""
+        """Add the pushes that have been held since the group was last closed, each times its factor."""
         found = []
         for (frame, push, weight, _), factor in self._clipping.take(group.index) if self._clipping is not None else ():
             with self._watch.timing("decode"), self._tracer.span("decode", group=group.index, sender=frame.sender):
@@ -240,7 +250,10 @@ class Reduction:
             self._lanes.submit(index, partial(self._move, self._groups[index], version, lr, each))
 
     def _finish(self, group: Group, version: int) -> tuple[Summed, list[NotApplied]]:
-        """Complete the group's sum, and return the facts about it. Clear the sum if nothing was added or if it is not finite."""
+        """Complete the group's sum, and return it with its facts.
+
+        Set the sum to 0 if nothing was added or if it is not finite.
+        """
         added, count, absent, sound = self._take(group)
         problems = []
         if not sound:
@@ -286,9 +299,10 @@ class Reduction:
         return GroupClosed(group.index, version, nbytes, added, self._clipped[group.index])
 
     def _idle(self, group: Group, absent: frozenset[int]) -> list[slice]:
-        """Return the ranges of a group whose tensors have no gradient from any worker. Like torch, the optimizer skips them.
+        """Return the ranges of a group whose tensors have no gradient from any worker. The optimizer skips them, as in torch.
 
-        If senders keep residuals, a range whose sum is not zero has received gradients of earlier steps. It is not returned.
+        If senders keep residuals, a range without a gradient in this step may contain gradients of earlier steps. Such a
+        range, whose sum is not zero, is not returned.
         """
         found = []
         for index in sorted(absent):
@@ -301,8 +315,8 @@ class Reduction:
     def _take(self, group: Group) -> tuple[tuple[AddedGradient, ...], float, frozenset[int], bool]:
         """Complete the group's sum, and reset its records for the next round.
 
-        Returns the gradients in the sum, the number of gradients as which they count, the tensors that all of them lack, and
-        True if the sum is finite.
+        Returns the gradients in the sum, the number of gradients as which they count in the mean, the tensors without a
+        gradient from any worker, and True if the sum is finite.
         """
         added, self._added[group.index] = tuple(self._added[group.index]), []
         counts, self._counts[group.index] = self._counts[group.index], []

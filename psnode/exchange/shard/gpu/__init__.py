@@ -1,1 +1,1 @@
-"""Work of a shard on a CUDA device: sums, updates and changes of weights."""
+"""Work of a shard on a CUDA device: sums of gradients, updates of weights, and coded changes of weights."""

@@ -1,4 +1,4 @@
-"""Sums of a shard on a device. The device adds payloads to them, and the optimizer updates the weights on the device."""
+"""Sums of a shard on a device. Payloads are added there, and the optimizer updates the weights there."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _NOTHING = np.empty(0, np.float32)
 class DeviceArithmetic:
     """Arithmetic on the device that holds the copies of weights and memories. Its results equal the host's, bit for bit.
 
-    `parameters` updates the weights. `changes`: by segment's number, the changes of segments whose payloads are decoded on
-    the device. Payloads of other segments, and payloads added with a weight, are decoded on the host, and their values are
-    copied to the device. The host has already checked and measured each push; if a codec's scales bound the norm, only the
-    scales are measured.
+    `parameters` updates the weights. `changes`: by segment's number, the changes of segments whose payloads are decoded on the
+    device. Payloads of other segments, and payloads added with a weight other than 1, are decoded on the host. Their values
+    are then copied to the device. The host has already checked and measured each push. If a codec's scales bound the norm, it
+    has measured only the scales.
     """
 
     def __init__(

@@ -19,9 +19,9 @@ from psnode.plans.groups import Group, Segment
 class DeviceMover:
     """Mover for flat copies of x and y on a device. Its results equal the host's, bit for bit.
 
-    `encoders` and `changes`: by segment's number, for the segments that are coded, and whose payloads are decoded, on the
-    device. For a segment without an encoder the difference x - y is copied to the host, which codes it. For a segment without
-    a change the host decodes the payload: either the decoded values are copied to the device, or y is copied to the host and
+    `encoders`: by segment's number, for segments that the device codes. For other segments the difference x - y is copied to
+    the host, which codes it. `changes`: by segment's number, for segments whose payloads the device decodes. For other
+    segments the host decodes the payload: either the decoded values are copied to the device, or y is copied to the host and
     back.
     """
 

@@ -1,4 +1,4 @@
-"""A shard's arithmetic on a device: the settings under which this is possible, and the assembly of its parts."""
+"""A shard's arithmetic on a device: the settings under which this is possible, and the construction of its parts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from psnode.plans.groups import Plan
 
 
 class OnDevice(NamedTuple):
-    """Arithmetic of a shard on a device. `on_host`: lines about codecs that still run on the host."""
+    """Arithmetic of a shard on a device. `on_host`: lines about the codecs that still run on the host."""
 
     device_copies: DeviceCopies
     arithmetic: DeviceArithmetic
@@ -46,7 +46,7 @@ def _refusal(config: Config, aggregator: Aggregator, parameters: Parameters, dow
 
 
 def _of(plan: Plan, codecs: Sequence[Codec]) -> list[Codec]:
-    """Return the codecs of the segments of `plan`. `plan` may be a part of a plan, and `codecs` are those of the whole plan."""
+    """Return the codecs of the segments of `plan`, which may be a part of a plan. `codecs`: the codecs of the whole plan."""
     return [codecs[segment.index] for segment in plan.segments]
 
 
@@ -64,8 +64,8 @@ def place(
 ) -> OnDevice | str:
     """Put the arithmetic of a shard on `device`, or return one line that says why it stays on the host.
 
-    `codecs`: by segment, the codec of pushes. `constrained`: True if the task constrains the weights. If the device's result
-    would differ from the host's, the host does the work. Raises DeviceError if the device has too little memory.
+    `codecs`: by segment, the codec of pushes. `constrained`: True if the task constrains the weights. Work for which the
+    device's result would differ from the host's stays on the host. Raises DeviceError if the device has too little memory.
     """
     if reason := _refusal(config, aggregator, parameters, downlink, constrained):
         return reason
