@@ -1,4 +1,4 @@
-"""Interface of a shard, or of all shards of a run together, to the control plane: rounds, weights and state."""
+"""Interface between the control plane and a shard, or all shards of a run together: rounds, weights and state."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ Tensors = dict[str, torch.Tensor]
 
 
 class RoundsHandle(Protocol):
-    """Open rounds. Events of closed groups are posted to the inbox."""
+    """Open rounds of the groups. The events of closed groups are posted to the inbox."""
 
     def admit(self, ranks: Iterable[int], version: int) -> None:
-        """Wait for gradients of `ranks` computed on `version` or later."""
+        """From now on, wait also for gradients of `ranks` that are computed on `version` or later."""
 
     def open(self, now: Round) -> None:
-        """Open round `now` for all groups. Before, each group must be closed, or open without a gradient."""
+        """Open round `now` for all groups. Before the call, each group must be closed, or open without a gradient."""
 
     def offer(self, frame: Frame) -> bool:
-        """Take a gradient frame. Return False if it comes too late, for the second time, or from a rank that is not awaited."""
+        """Take a gradient frame. Return False if it comes too late, has come before, or is from a rank that is not awaited."""
 
     def keep(self, frame: Frame) -> bool:
-        """Keep a gradient that comes after the last round, for a resumed run. Return False if the rule drops it."""
+        """Keep a gradient that comes after the last round, for a resumed run. Return False if the consistency rule drops it."""
 
     def excuse(self, rank: int, version: int) -> None:
         """Expect no more gradients of `rank` that are computed on `version`. The round does not wait for them."""
@@ -41,36 +41,39 @@ class RoundsHandle(Protocol):
         """
 
     def withdraw(self, rank: int) -> dict[int, int]:
-        """Stop waiting for `rank`; gradients that it has sent count. Return, by group, its last step whose gradient was taken."""
+        """Stop waiting for `rank`. Gradients that it has sent count.
+
+        Returns, by group, the last step of `rank` whose gradient was taken.
+        """
 
     def force(self) -> None:
-        """Close all open groups with the gradients received so far, even without any gradient."""
+        """Close all open groups with the gradients received so far, even if a group has none."""
 
     @property
     def needs_all(self) -> bool:
-        """True if workers have parts of the weights. Then the run cannot go on without any of them, and `withdraw` raises."""
+        """True if workers have parts of the weights. Then the run cannot go on without any one of them, and `withdraw` raises."""
 
     @property
     def holders(self) -> frozenset[int]:
-        """The other ranks that have parts of the weights. The run cannot go on without any of them: `withdraw` raises."""
+        """The other ranks that have parts of the weights. The run cannot go on without any one of them: `withdraw` raises."""
 
     @property
     def readmits(self) -> bool:
         """True if a worker that was withdrawn may take part again when it has the whole weights."""
 
     def take(self, frame: Frame) -> object:
-        """Return the event in a frame from a shard on another rank; None if it needs no action, such as a late ANSWER."""
+        """Return the event in a frame from a shard on another rank; None if the caller need not act on it (a late ANSWER)."""
 
     def note_squares(self, event: Squares) -> None:
-        """Take the squared norms of the groups of the shard on this rank. This shard has only some of the groups."""
+        """Take the squared norms of the groups of this rank's own shard, if the run has shards on other ranks, too."""
 
     @property
     def untouched(self) -> bool:
-        """True if all groups are open and no group has received a gradient."""
+        """True if all groups are open and no gradient has come for any of them."""
 
     @property
     def unchanged(self) -> bool:
-        """True if all groups are open. Then y is still the version on which workers compute the round's gradients."""
+        """True if all groups are open. In this case y is still the version on which workers compute the round's gradients."""
 
     @property
     def idle(self) -> frozenset[int]:
@@ -82,13 +85,16 @@ class RoundsHandle(Protocol):
 
     @property
     def gradient_norm(self) -> float | None:
-        """L2 norm of the last version's mean gradient before clipping, while no group is open; None without --clip-grad-norm."""
+        """L2 norm of the last version's mean gradient before clipping; None without --clip-grad-norm.
+
+        Valid while no group is open.
+        """
 
     def outlier(self) -> str:
-        """Return a line about a push that was applied although its norm is out of proportion, otherwise ""."""
+        """Return a line about a push that was applied although its norm is out of proportion; "" if there is no such push."""
 
     def seconds(self) -> dict[str, float]:
-        """Return the seconds of decoding, updating and sending since the last call, by name."""
+        """Return the seconds spent on decoding, updating and sending since the last call, by the name of the work."""
 
 
 class WeightsHandle(Protocol):
@@ -104,7 +110,7 @@ class WeightsHandle(Protocol):
     def send_whole(self, ranks: Sequence[int], version: int) -> int:
         """Send y, the weights of `version`, to `ranks`. Each group goes only to its readers in `ranks`.
 
-        Returns the sum of the bytes of all frames.
+        Returns the bytes of all frames together.
         """
 
     def behind(self, rank: int) -> frozenset[int]:
@@ -119,19 +125,19 @@ class WeightsHandle(Protocol):
 
 
 class HeldState(Protocol):
-    """State of one version, for a checkpoint."""
+    """State of one version, from which a checkpoint is written."""
 
     def state(self) -> ShardState:
         """Return model, optimizer and y."""
 
     def norms(self) -> Tensors:
-        """Return the norms with which later pushes are compared."""
+        """Return the norms of pushes with which later pushes are compared."""
 
 
 class StateParts(HeldState, Protocol):
-    """State whose parts come from other ranks while later versions are made. One thread at a time calls the methods.
+    """State whose parts come from other ranks while later versions are made. Only one thread at a time may call the methods.
 
-    `state` and `norms` are called after all parts have come.
+    Call `state` and `norms` only after all parts have come.
     """
 
     @property
@@ -147,10 +153,10 @@ class StateParts(HeldState, Protocol):
 
 
 class StateHandle(HeldState, Protocol):
-    """State for a checkpoint. Methods other than `memory` and `before_change` are called while no group is open."""
+    """State for a checkpoint. Call the methods only while no group is open, except `memory` and `before_change`."""
 
     def hand_over(self, version: int) -> StateParts | None:
-        """Begin to fetch the state of `version`, the newest, from other ranks: its parts come with events of type StatePart.
+        """Begin to fetch the state of `version`, the newest, from other ranks. Its parts come in events of type StatePart.
 
         Returns None if the state is on this rank, so that `state` needs no other rank.
         """
@@ -159,11 +165,14 @@ class StateHandle(HeldState, Protocol):
         """Return, by group, the tensors of `state` that a later version changes; no tensors if `state` returns copies."""
 
     def before_change(self, tell: Callable[[int], None]) -> None:
-        """From now on, call `tell` with every group before the group changes, in a thread that `tell` may delay."""
+        """From now on, call `tell` with a group whenever the group is about to change.
+
+        `tell` may delay the thread that calls it.
+        """
 
     @property
     def runs_own_code(self) -> bool:
-        """True if, between a version's first and last update, code from outside psnode runs that may change `memory`."""
+        """True if code from outside psnode may change `memory` between a version's first and last update."""
 
     def facts(self) -> dict[str, float]:
         """Return facts for a checkpoint's manifest."""
@@ -173,4 +182,4 @@ class StateHandle(HeldState, Protocol):
 
 
 class ShardHandle(RoundsHandle, WeightsHandle, StateHandle, Protocol):
-    """A shard, or all shards of a run together."""
+    """A shard, or all shards of a run together: rounds, weights and state."""

@@ -1,4 +1,4 @@
-"""State of one version of all shards, whose parts come from other ranks while later versions are made."""
+"""State of one version of all shards. Its parts come from other ranks while later versions are made."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Tensors = dict[str, torch.Tensor]
 class ComingState:
     """Parts of the state of one version, joined as they come, see StateParts.
 
-    `plan`: the plan of all groups. `parts`: by rank, the parts of `plan` that come. `weights`: the master's model, whose trained
-    parameters are replaced by those in the parts. `seconds`: the time within which all parts should come.
-    One thread at a time calls the methods.
+    `plan`: the plan of all groups. `parts`: by rank, the parts of `plan` that are awaited. `weights`: the master's model,
+    whose trained parameters are replaced by those in the parts. `seconds`: the time within which all parts should come. Only
+    one thread at a time may call the methods.
     """
 
     def __init__(self, plan: Plan, parts: Mapping[int, PlanPart], weights: ServedModel, seconds: float) -> None:
@@ -33,13 +33,13 @@ class ComingState:
         self.ranks, self.seconds = frozenset(parts), seconds
 
     def hold(self, part: PlanPart, files: Mapping[str, Tensors]) -> None:
-        """Add the tensors of a part that need not come, by file of a checkpoint."""
+        """Add the tensors of a part that is already on this rank. `files`: its tensors, by file of a checkpoint."""
         self._joined.add(part, files)
 
     def add(self, rank: int, content: bytes) -> bool:
-        """Add the part of `rank`, in the form of an answer to the order "hand_over". Return True if all parts have come.
+        """Add the part that `rank` has handed over. Return True if all parts have come.
 
-        Raises PsnodeError, naming `rank`, if `content` is not its part.
+        `content`: the part in the form of a safetensors file. Raises PsnodeError, naming `rank`, if `content` is not its part.
         """
         self._joined.add(self._parts[rank], files_of_answer(rank, self._parts[rank], content))
         del self._parts[rank]
@@ -55,9 +55,9 @@ class ComingState:
 
 
 def files_of_answer(rank: int, part: PlanPart, content: bytes) -> dict[str, Tensors]:
-    """Return the tensors in a shard's answer with its state, by file of a checkpoint.
+    """Return the tensors in the message with which a shard hands over its state, by file of a checkpoint.
 
-    Raises PsnodeError, naming `rank`, for an invalid answer.
+    Raises PsnodeError, naming `rank`, for an invalid message.
     """
     try:
         files, _ = unpack_files(content, rank)
@@ -68,9 +68,9 @@ def files_of_answer(rank: int, part: PlanPart, content: bytes) -> dict[str, Tens
 
 
 def shard_state(files: Mapping[str, Tensors], plan: Plan, weights: ServedModel) -> ShardState:
-    """Return the state of all groups of `plan` from the tensors of all parts, by file of a checkpoint.
+    """Return the state of all groups of `plan`, made of `files`: the tensors of all parts, by file of a checkpoint.
 
-    Tensors of the model that are not trained are those of `weights`.
+    Tensors of the model that are not trained come from `weights`.
     """
     average = files.get(checkpoint.EMA) or {}
     return ShardState(
@@ -82,7 +82,7 @@ def shard_state(files: Mapping[str, Tensors], plan: Plan, weights: ServedModel) 
 
 
 def flat(tensors: Mapping[str, torch.Tensor], plan: Plan, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Return the trained tensors, float32, flat in the order of `plan`, in `out` if it is given."""
+    """Return the trained tensors as one float32 vector in the order of `plan`. The values are written to `out` if it is given."""
     vector = torch.empty(plan.size) if out is None else out
     for name, where in state_names.places(plan).items():
         vector[where] = tensors[name].reshape(-1)

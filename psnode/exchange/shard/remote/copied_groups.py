@@ -1,4 +1,4 @@
-"""Groups that several shards have. All these shards must close a group with the same gradients."""
+"""Groups of which several shards have a copy. All these shards must close a group with the same gradients."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from psnode.exchange.shard.shard_events import GroupClosed
 
 
 class CopiedGroups:
-    """Groups of `routes`. A group is closed when all roots of its route have closed it.
+    """State of the groups of `routes`. A group is closed when all roots of its route have closed it.
 
     `exist`: True if any group has several roots at the start.
     """
@@ -22,7 +22,10 @@ class CopiedGroups:
 
     @property
     def speakers(self) -> list[int]:
-        """The lowest root of every group, ascending. This root's state and other events count for all roots of the group."""
+        """The ranks that are the lowest root of a group, ascending.
+
+        State and events of the lowest root count for all roots of the group.
+        """
         return sorted({roots[0] for roots in self._roots})
 
     def open(self) -> None:
@@ -30,11 +33,13 @@ class CopiedGroups:
         self._closed = {}
 
     def is_open(self, group: int) -> bool:
-        """Return True if no shard has closed `group`."""
+        """Return True if no shard has closed `group` yet."""
         return group not in self._closed
 
     def close(self, event: GroupClosed, rank: int) -> GroupClosed | None:
-        """Record that the shard of `rank` has closed a group. When all shards have closed it, return the event for all shards.
+        """Record that the shard of `rank` has closed a group.
+
+        If all its shards have now closed it, return one event for all of them.
 
         Raises DivergedError if another shard has added other gradients.
         """
@@ -49,13 +54,13 @@ class CopiedGroups:
         return self._of_all(event.group)
 
     def withdraw(self, rank: int) -> list[GroupClosed]:
-        """Go on without the shard of `rank`. Return the events, for all shards, of groups that only this shard has not closed."""
+        """Go on without the shard of `rank`. Return one event for each group that only this shard has not closed."""
         self._roots = [tuple(root for root in roots if root != rank) for roots in self._roots]
         waited = [group for group, found in self._closed.items() if found.pop(rank, None) is None]
         return [event for group in waited if (event := self._of_all(group)) is not None]
 
     def _of_all(self, group: int) -> GroupClosed | None:
-        """Return the event for all shards if all of them have closed the group, otherwise None."""
+        """Return one event for all shards of a group if all of them have closed it, otherwise None."""
         found = self._closed[group]
         if len(found) < len(self._roots[group]):
             return None

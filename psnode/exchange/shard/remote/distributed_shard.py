@@ -46,21 +46,21 @@ _MISSING_SECONDS = 5.0  # a shard that does not answer within this time is itsel
 
 
 class DistributedShard:
-    """Handle of the shards on all ranks in `routes`. `own`: the master's shard, if `routes` give it groups.
+    """Handle of the shards on all ranks in `routes`. `own`: the master's shard, if the master is a root in `routes`.
 
-    Several shards may have the same groups. Such a group is closed when all its shards have closed it, with the same gradients.
-    The group's other events, and its state, are those of the shard with the lowest rank.
+    Several shards may have the same groups. Such a group is closed when all its shards have closed it, with the same
+    gradients. For other events of the group, and for its state, only the shard with the lowest rank counts.
 
     Every shard carries out orders one after another; `state`, `digest`, `replica` and `missing` wait for the answers. The
-    weights x are fetched when they are needed: for checkpoints, and at the end. `weights`: the master's model, which then has the
-    newest x. `rate`: returns the learning rate of a round. `patience`: the longest wait for an answer, in seconds. `estimates`:
-    True if gradients are clipped by the norm of the previous version. Events of `own` are in the inbox: the master passes Squares
-    to `note_squares`, and handles all other events itself.
+    weights x are fetched only when they are needed: for checkpoints, and at the end. `weights`: the master's model, which then
+    has the newest x. `rate`: returns the learning rate of a round. `patience`: the longest wait for an answer, in seconds.
+    `estimates`: True if gradients are clipped by the norm of the previous version. Events of `own` are in the inbox. The
+    master passes Squares events to `note_squares`, and handles all other events itself.
 
     If shards have different groups, the run cannot go on without a rank that has a shard: `withdraw` raises TransportError. If
-    these shards are on workers, it cannot go on without any worker, and `force` raises too. If all shards have the same groups,
-    `withdraw` makes them agree on the gradients of the lost rank in the open round. The lost rank cannot come back, since it
-    would need weights and memories of all versions that it has missed.
+    these shards are on workers, it cannot go on without any one worker, and `force` raises, too. If all shards have the same
+    groups, `withdraw` makes them agree on the gradients of the lost rank in the open round. The lost rank cannot come back,
+    since it would need weights and memories of all versions that it has missed.
     """
 
     on_host: Sequence[str] = ()
@@ -115,7 +115,10 @@ class DistributedShard:
             self._own.shard.take_up(found)
 
     def hand_out(self, lacking: Iterable[int]) -> None:
-        """Send each shard its part of the checkpoint. Without a checkpoint, send the weights to shards of ranks in `lacking`."""
+        """Send the shards their parts of the checkpoint.
+
+        Without a checkpoint, send the weights to the shards of ranks in `lacking`.
+        """
         alike: dict[tuple[int, ...], list[int]] = {}
         lacks = set(lacking)
         for rank, part in self._remote.items():
@@ -128,7 +131,7 @@ class DistributedShard:
     # rounds
 
     def admit(self, ranks: Iterable[int], version: int) -> None:
-        """Wait for gradients of `ranks` computed on `version` or later."""
+        """From now on, wait also for gradients of `ranks` that are computed on `version` or later."""
         self._ranks |= frozenset(ranks)
         self._order("admit", ranks=sorted(ranks), version=version)
 
@@ -140,11 +143,11 @@ class DistributedShard:
         self._order("open", version=now.version, first_step=now.first_step, steps=now.steps, lr=self._rate(now))
 
     def offer(self, frame: Frame) -> bool:
-        """Take a gradient for the master's own shard. Raises WireError if another rank is the root of its group."""
+        """Take a gradient for the master's own shard. Raises WireError if the group belongs only to other ranks."""
         return self._own_of(frame).offer(frame)
 
     def keep(self, frame: Frame) -> bool:
-        """Keep a gradient for the master's own shard. Raises WireError like `offer`."""
+        """Keep a gradient for the master's own shard. Raises WireError if the group belongs only to other ranks."""
         return self._own_of(frame).keep(frame)
 
     def _own_of(self, frame: Frame) -> Shard:
@@ -156,22 +159,25 @@ class DistributedShard:
     def excuse(self, rank: int, version: int) -> None:
         """Expect no more gradients of `rank` that are computed on `version`. The round does not wait for them.
 
-        Shards with the same groups get no such order, since they must count the same gradients and an order could overtake a
-        gradient. If shards have the same groups, a frame that cannot be read ends the job.
+        The order is not given to shards that have the same groups. These shards must count the same gradients, but an order
+        could overtake a gradient at some of them. In this case a frame that cannot be read ends the job instead.
         """
         if not self._copied.exist:
             self._order("excuse", rank=rank, version=version)
 
     def leave_out(self, rank: int, version: int) -> None:
-        """Tell the master's own shard to leave out further gradients. `rank` itself tells other shards, after its gradients."""
+        """Tell the master's own shard that `rank` sends no more gradients computed on `version`.
+
+        `rank` itself tells the other shards, after its gradients.
+        """
         if self._own is not None:
             self._own.shard.leave_out(rank, version)
 
     def withdraw(self, rank: int) -> dict[int, int]:
-        """Go on without `rank`, see the class. A group that only the shard of `rank` had open is then closed.
+        """Go on without `rank`, as described for the class. A group that only the shard of `rank` had open is then closed.
 
-        Returns, by group, the rank's last step whose gradient was taken; an empty dictionary if the rank cannot come back. Raises
-        TransportError if the run cannot go on.
+        Returns, by group, the rank's last step whose gradient was taken; an empty dictionary if the rank cannot come back.
+        Raises TransportError if the run cannot go on.
         """
         if self.needs_all or self._remote.keys() <= {rank} or (self.readmits and rank in self.holders):
             raise cannot_go_on(f"rank {rank}")
@@ -192,7 +198,10 @@ class DistributedShard:
         return {}
 
     def _do_without(self, rank: int) -> dict[int, int]:
-        """Make all shards stop waiting for `rank`, which has no shard. Return, by group, its last step that was taken."""
+        """Make all shards stop waiting for `rank`, which has no shard.
+
+        Returns, by group, the last step of `rank` whose gradient was taken.
+        """
         taken: dict[int, int] = {}
         for holder, found in self._results("do_without", self._patience, rank=rank).items():
             try:
@@ -215,24 +224,24 @@ class DistributedShard:
 
     @property
     def untouched(self) -> bool:
-        """True if all groups are open in all shards and no gradient has come for them; always False if workers have shards."""
+        """True if all groups are open in all shards and no gradient has come for them. Always False if workers have shards."""
         return self.readmits and all(found is True for found in self._results("untouched", self._patience).values())
 
     @property
     def unchanged(self) -> bool:
-        """False, since groups close on other ranks."""
+        """Always False, since groups close on other ranks, and the master learns of it later."""
         return False
 
     @property
     def idle(self) -> frozenset[int]:
-        """All ranks, since this property is only used between rounds."""
+        """All ranks that take part, since this property is only used between rounds."""
         return self._ranks
 
     @property
     def missing(self) -> frozenset[int]:
         """Ranks whose gradients some open group still awaits, and ranks whose shards do not answer.
 
-        If both sets are empty, these are the ranks whose shards have open groups.
+        If there are no such ranks, the property holds the ranks whose shards have open groups.
         """
         answers = self._results("missing", _MISSING_SECONDS, patient=False)
         found = self._parts.keys() - answers.keys()
@@ -241,11 +250,14 @@ class DistributedShard:
         return frozenset(found or {rank for rank, groups in self._unfinished.items() if groups})
 
     def outlier(self) -> str:
-        """Return a line about a push to the master's own shard whose norm is out of proportion, otherwise ""."""
+        """Return a line about a push to the master's own shard whose norm is out of proportion; "" if there is no such push."""
         return "" if self._own is None else self._own.shard.outlier()
 
     def seconds(self) -> dict[str, float]:
-        """Return the seconds of decoding, updating and sending since the last call, by name: the longest time of any shard."""
+        """Return the seconds spent on decoding, updating and sending since the last call, by the name of the work.
+
+        Each is the longest time of any shard.
+        """
         if self._own is not None:
             self._note_seconds(self._own.shard.seconds())
         found, self._seconds = self._seconds, {}
@@ -256,11 +268,11 @@ class DistributedShard:
             self._seconds[name] = max(self._seconds.get(name, 0.0), value)
 
     def take(self, frame: Frame) -> ShardEvent | StatePart | None:
-        """Return the event in a frame of a shard, or None if only this handle uses the event.
+        """Return the event in a frame from a shard; None if only this handle uses the event.
 
-        Late answers and all frames of withdrawn ranks are dropped. Raises PsnodeError for an event that cannot be true, since the
-        round would not end without the true event. If shards have the same groups, raises DivergedError if they add different
-        gradients, and TransportError if one shard cannot read a frame that other shards may have read.
+        Late answers, and all frames of withdrawn ranks, are dropped. Raises PsnodeError for an event that cannot be true,
+        since the round would not end without the true event. If shards have the same groups, raises DivergedError if they add
+        different gradients, and TransportError if one shard cannot read a frame that other shards may have read.
         """
         self._calls.heard(frame.sender)
         if frame.kind is Kind.ANSWER and self._pieces is not None and self._pieces.awaits(frame):
@@ -292,7 +304,10 @@ class DistributedShard:
         return None
 
     def _close(self, event: GroupClosed, rank: int) -> GroupClosed | None:
-        """Record that the shard of `rank` has closed a group. When all shards have closed it, return the event for all shards."""
+        """Record that the shard of `rank` has closed a group.
+
+        If all its shards have now closed it, return one event for all of them.
+        """
         self._unfinished[rank].discard(event.group)
         self._state.changed()
         if self._copied.is_open(event.group):
@@ -306,12 +321,12 @@ class DistributedShard:
             self._own.obey(name, arguments)
 
     def _results(self, name: str, seconds: float, *, patient: bool = True, **arguments: Any) -> dict[int, Any]:
-        """Give an order to all shards, and return the results by rank, see ShardCalls.results."""
+        """Give an order to all shards. Return the results by rank, see ShardCalls.results."""
         found = {} if self._own is None else {MASTER: self._own.obey(name, arguments)}
         return found | self._calls.results(name, seconds, patient=patient, **arguments)
 
     def _check(self, event: ShardEvent, sender: int) -> None:
-        """Raise WireError for an event that cannot have happened in the open round of the shard of rank `sender`."""
+        """Raise WireError for an event that cannot have happened in the open round of the shard on rank `sender`."""
         sound = sender in self._parts and fits(
             event, self._parts[sender], self._unfinished.get(sender, set()), self._round.number, self._ranks,
             summed=self._norm.has(sender),
@@ -320,9 +335,9 @@ class DistributedShard:
             raise WireError(f"{type(event).__name__} does not fit the open round", sender)
 
     def note_squares(self, event: Squares, rank: int = MASTER) -> None:
-        """Take the squared norms of a shard's groups. When the norm is known, tell it to shards that have a part of the groups.
+        """Take the squared norms of the groups of the shard on `rank`. Those of the master's own shard come from the inbox.
 
-        The squared norms of the master's own shard come from the inbox.
+        When the norm of all groups is known, it is told to the shards, unless every shard has all groups.
         """
         if (found := self._norm.add(event, rank)) is not None:
             self._settle_norm(found)
@@ -350,7 +365,7 @@ class DistributedShard:
         return sum(nbytes for nbytes in sent.values() if type(nbytes) is int)
 
     def behind(self, rank: int) -> frozenset[int]:
-        """Return no ranks, since every shard sends directly to all readers."""
+        """Return an empty set, since every shard sends directly to all readers."""
         return frozenset()
 
     @property
@@ -369,7 +384,7 @@ class DistributedShard:
         return self._state.copies()
 
     def hand_over(self, version: int) -> ComingState:
-        """Order the shards to hand over their state of `version`, the newest. Their parts come with events of type StatePart.
+        """Order the shards to hand over their state of `version`, the newest. Their parts come in events of type StatePart.
 
         If shards have the same groups, only the shard with the lowest rank hands over its state.
         """
@@ -382,13 +397,13 @@ class DistributedShard:
         return found
 
     def memory(self) -> list[list[torch.Tensor]]:
-        """Return empty lists, since `state` returns copies."""
+        """Return an empty list for each group, since `state` returns copies."""
         return [[] for _ in self._plan.groups]
 
     def before_change(self, tell: Callable[[int], None]) -> None:
-        """From now on, call `tell` with every group that has changed, when the master hears of the change.
+        """From now on, call `tell` with every group that has changed on another rank, when the master learns of the change.
 
-        So the state of the previous version is available only while all groups wait for the gradient of some worker.
+        So the state of the previous version is available only while every group waits for the gradient of some worker.
         """
         self._tell = tell
         if self._own is not None:
@@ -399,11 +414,11 @@ class DistributedShard:
         return self._state.norms()
 
     def facts(self) -> dict[str, float]:
-        """Return the estimate of the next version's norm, if --clip-estimate is previous."""
+        """Return the estimate of the next version's norm, if --clip-estimate is `previous`."""
         return self._norm.facts()
 
     def waiting(self) -> Tensors:
-        """Return an empty dictionary, since late gradients do not wait."""
+        """Return an empty dictionary, since no gradient waits for a later round in a run with several shards."""
         return {}
 
     @property
@@ -411,7 +426,7 @@ class DistributedShard:
         return self._patience + _STATE_MODELS * 4 * self._plan.size / _LEAST_RATE
 
     def _answers_with_state(self) -> Iterator[tuple[int, Frame]]:
-        """Ask one shard after another for its state. If shards have the same groups, any shard that answers is enough."""
+        """Ask one shard after another for its state. If shards have the same groups, the first answer is enough."""
         for rank in self._calls.ranks:
             answers = self._calls.ask("state", self._state_seconds, to=[rank])
             yield from answers.items()

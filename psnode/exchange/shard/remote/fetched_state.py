@@ -24,9 +24,9 @@ Tensors = dict[str, torch.Tensor]
 class FetchedState:
     """State of all shards, fetched once per version. `parts`: by rank, the parts of `plan` that the shards have.
 
-    `fetch`: asks other ranks for their state, one after another, and yields each rank with its answer; each group occurs once.
-    So the memory of one answer is needed in addition to that of the whole state. `own`: the master's own shard, or None.
-    `weights`: the master's model, which has the newest x after `digest`.
+    `fetch`: a function that asks other ranks for their state, one after another, and yields each rank with its answer. Each
+    group occurs in only one answer. So the call needs memory for the whole state and for one answer at a time. `own`: the
+    master's own shard, or None. `weights`: the master's model, which has the newest x after a call of `digest`.
     """
 
     def __init__(
@@ -58,11 +58,11 @@ class FetchedState:
         return shard_state(self._files(), self._plan, self._weights)
 
     def norms(self) -> Tensors:
-        """Return the norms with which later pushes are compared."""
+        """Return the norms of pushes with which later pushes are compared."""
         return dict(self._files().get(checkpoint.NORMS, {}))
 
     def _files(self) -> dict[str, Tensors]:
-        """Return the tensors of all groups, by file of a checkpoint."""
+        """Return the tensors of all groups, by file of a checkpoint. They are fetched unless they are known."""
         if self._known is None:
             known = JoinedState()
             if self._own is not None:

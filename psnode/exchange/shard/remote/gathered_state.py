@@ -1,4 +1,4 @@
-"""State of all shards of a run, by file of a checkpoint: joined from the parts of the shards, and cut into these parts.
+"""State of all shards of a run, by file of a checkpoint. It is joined from the parts of the shards, or cut into these parts.
 
 psnode.exchange.shard.state.own_tensors cuts the state; JoinedState is the inverse.
 """
@@ -35,9 +35,10 @@ def state_files(shard: StateHandle) -> dict[str, Tensors]:
 
 
 def starting_state(part: PlanPart, found: Checkpoint | None, weights: ServedModel) -> tuple[dict[str, Tensors], dict[str, Any]]:
-    """Return the tensors with which a shard of `part` starts, by file of a checkpoint, and facts of the manifest.
+    """Return the tensors with which a shard of `part` starts, by file of a checkpoint, and entries of the manifest.
 
-    They come from the checkpoint `found`; if it is None, from `weights` at step 0. Raises CheckpointError for a damaged file.
+    They come from the checkpoint `found`. If it is None, they come from `weights`, and the step is 0. Raises CheckpointError
+    for a damaged file.
     """
     if found is not None:
         return files_of(part, found), {key: value for key, value in found.facts.items() if isinstance(value, int | float | str)}
@@ -48,7 +49,7 @@ def starting_state(part: PlanPart, found: Checkpoint | None, weights: ServedMode
 
 
 def files_of(part: PlanPart, found: Checkpoint) -> dict[str, Tensors]:
-    """Return a checkpoint's tensors of `part`, by file. Raises CheckpointError for a damaged file."""
+    """Return the tensors of `part` in the checkpoint `found`, by file. Raises CheckpointError for a damaged file."""
     trained, files = part.whole.slices(), dict[str, Tensors]()
     for file in (checkpoint.MODEL, checkpoint.EMA):
         if found.has(file):
@@ -63,7 +64,10 @@ def files_of(part: PlanPart, found: Checkpoint) -> dict[str, Tensors]:
 
 
 def check(part: PlanPart, files: Mapping[str, Tensors], rank: int) -> None:
-    """Raise WireError unless the weights in `files`, and y and averages if any, have names and sizes of the part's tensors."""
+    """Raise WireError unless the weights in `files` have the names and sizes of the part's tensors.
+
+    The same is checked for y and for averages, if `files` has them.
+    """
     sizes = {name: where.stop - where.start for name, where in state_names.places(part.own).items()}
     model = files.get(checkpoint.MODEL, {})
     if {name: value.numel() for name, value in model.items()} != sizes:
@@ -75,9 +79,10 @@ def check(part: PlanPart, files: Mapping[str, Tensors], rank: int) -> None:
 
 
 class JoinedState:
-    """State of the parts added so far. `files`: the tensors by file of a checkpoint, whole after the last part.
+    """State made of the parts that were added so far. `files`: the tensors by file of a checkpoint, complete after the last part.
 
-    Pieces of a tensor are copied to their places in it as their parts are added, so that a part need not be kept.
+    If a part holds only a piece of a tensor, the piece is copied to its position in the whole tensor when the part is added.
+    So the part need not be kept.
     """
 
     def __init__(self) -> None:
@@ -86,7 +91,7 @@ class JoinedState:
         self._numbers: dict[tuple[str, str], list[PlanPart]] = {}
 
     def add(self, part: PlanPart, files: Mapping[str, Tensors]) -> None:
-        """Add the tensors of a part, by file. Tensors that are not cut are not copied."""
+        """Add the tensors of a part, by file. Whole tensors are not copied."""
         for file, tensors in files.items():
             found = self.files.setdefault(file, {})
             for key, value in tensors.items():
@@ -99,7 +104,7 @@ class JoinedState:
                     found[key] = value
 
     def _add_piece(self, file: str, key: str, name: str, part: PlanPart, value: torch.Tensor) -> None:
-        """Add a piece of the tensor `name`, which holds values, or one number for all of its values."""
+        """Add a piece of the tensor `name`. `value`: the values of the piece, or one number that stands for all of them."""
         found, numbers = self.files[file], self._numbers.setdefault((file, key), [])
         if value.numel() == 1 and (key not in found or (numbers and value.equal(found[key]))):
             found[key] = value
@@ -116,7 +121,7 @@ class JoinedState:
 
 
 def _put(whole: torch.Tensor, places: Iterable[slice], value: torch.Tensor) -> None:
-    """Copy a piece to its places in a flat tensor; a piece with one number fills them."""
+    """Copy a piece to its positions, `places`, in a flat tensor. If the piece is one number, fill the positions with it."""
     start = 0
     for where in places:
         size = where.stop - where.start
@@ -125,5 +130,5 @@ def _put(whole: torch.Tensor, places: Iterable[slice], value: torch.Tensor) -> N
 
 
 def _add_norms(norms: Tensors, key: str, value: torch.Tensor) -> None:
-    """Add the norms of one shard. If shards have norms under the same name, keep those with the largest maximum."""
+    """Add the norms of one shard. If another shard has norms of the same name, keep those whose maximum is largest."""
     norms[key] = value if key not in norms or value.max() > norms[key].max() else norms[key]

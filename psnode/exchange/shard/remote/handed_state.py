@@ -25,9 +25,10 @@ class HandedState(Checkpoint):
 
     @classmethod
     def of(cls, files: Mapping[str, Tensors], facts: Mapping[str, Any]) -> HandedState:
-        """Return the state made of tensors by file and of entries of the manifest, which include `step`.
+        """Return the state that consists of tensors, by file, and of entries of the manifest, which include `step`.
 
-        A file without tensors is not sent; the optimizer's file may be such a file, since an optimizer may have no memories.
+        A file without tensors is not sent by the master. The optimizer's file is therefore added as an empty file if it is
+        missing.
         """
         known = {OPTIMIZER: Tensors(), **files}
         return cls(Path("the state from the master"), int(facts["step"]), {**facts, "layout": LAYOUT}, files=known)
@@ -40,7 +41,7 @@ class HandedState(Checkpoint):
 
     @cached_property
     def renaming(self) -> Rename:
-        """Return str, since all names are plain."""
+        """Return str, which changes no name, since all names are already those of the present layout."""
         return str
 
     def has(self, name: str) -> bool:

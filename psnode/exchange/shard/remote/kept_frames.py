@@ -1,4 +1,4 @@
-"""Gradient frames of the open round. A shard keeps them, so that it can send the frames of a lost worker to other shards."""
+"""Gradient frames of the open round. A shard keeps them, because other shards may need the frames of a worker that is lost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from psnode.protocol.wire import Bytes, Frame, Kind
 class KeptFrames:
     """Store of the gradient frames that other workers have sent in the open round, by sender and group.
 
-    Their memory, at most one coded gradient of every other worker, is in use until `clear`.
+    The memory of the frames, at most one coded gradient of every other worker, is in use until `clear`.
     """
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class KeptFrames:
 
     @staticmethod
     def lent(frame: Frame) -> Frame:
-        """Return a copy of the frame whose `release` does not free the memory, for a reader."""
+        """Return a copy of the frame for another reader. Its `release` does not free the memory."""
         return replace(frame, release=_nothing)
 
     def add(self, frame: Frame) -> None:
@@ -29,22 +29,22 @@ class KeptFrames:
         self._frames[frame.sender, frame.group] = frame
 
     def groups(self, rank: int) -> list[int]:
-        """Return the groups of which a frame of `rank` is kept, ascending."""
+        """Return the groups for which a frame of `rank` is kept, ascending."""
         return sorted(group for sender, group in self._frames if sender == rank)
 
     def sealed(self, rank: int, groups: Iterable[int], job: int) -> bytes:
-        """Return the frames of `rank` for `groups`, one after another, with the same bytes that `rank` has sealed."""
+        """Return the frames of `rank` for `groups`, one after another, with the same bytes as `rank` has sent."""
         return b"".join(_sealed(self._frames[rank, group], job).tobytes() for group in groups)
 
     def clear(self) -> None:
-        """Free the memory of all frames, since all shards have closed the round."""
+        """Free the memory of all frames. Call this when all shards have closed the round."""
         for frame in self._frames.values():
             frame.release()
         self._frames = {}
 
 
 def _nothing() -> None:
-    """Do nothing, since `clear` frees the memory."""
+    """Do nothing. This is the `release` of a lent frame, whose memory `clear` frees."""
 
 
 def _sealed(frame: Frame, job: int) -> Bytes:

@@ -1,4 +1,4 @@
-"""The master's own shard in a run with shards on other ranks: it carries out the same orders, and returns the same files."""
+"""The master's own shard in a run with shards on other ranks. It carries out the same orders and returns the same files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 class OwnShard:
-    """The master's own `shard`. It gets orders by the names that they have in ORDER frames."""
+    """The master's own `shard`. Like shards on other ranks, it is given orders by name."""
 
     def __init__(self, shard: Shard) -> None:
         self.shard = shard
@@ -26,7 +26,7 @@ class OwnShard:
         return self._orders[name](**arguments)
 
     def _open(self, version: int, first_step: int, steps: int, lr: float) -> None:
-        """Open a round. `lr` is not used, since this shard gets the learning rate from the master directly."""
+        """Open a round. `lr` is not used, since this shard knows the learning rate from the master's schedule."""
         self.shard.open(Round(version, first_step, steps))
 
     def files(self) -> dict[str, Tensors]:
@@ -36,7 +36,7 @@ class OwnShard:
 
 
 def orders_of(shard: Shard) -> dict[str, Callable[..., Any]]:
-    """Return the methods of a shard that orders may name, except `open`."""
+    """Return the methods of a shard that may be called by an order, by name, except `open`."""
     return {
         "admit": shard.admit,
         "excuse": shard.excuse,

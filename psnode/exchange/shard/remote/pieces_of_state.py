@@ -1,4 +1,4 @@
-"""State that shards hand over while rounds go on, which the master fetches piece by piece."""
+"""States that shards hand over while rounds go on. The master fetches them piece by piece."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from psnode.protocol.wire import Frame
 class PiecesOfState:
     """Pieces of the state of `version` from the shards of `ranks`, one rank after another.
 
-    A rank gets the request for a piece when the previous piece has come. So one piece at a time is on the way to the master, and
-    frames of rounds wait behind one piece at most, however many shards there are and however slow the links are.
+    The next piece is requested only when the previous piece has come. So only one piece at a time is on its way to the master,
+    and frames of rounds wait for at most one piece, whatever the number of shards and the rate of the links.
     """
 
     def __init__(self, calls: ShardCalls, version: int, ranks: Iterable[int]) -> None:
@@ -27,11 +27,11 @@ class PiecesOfState:
         self._calls.later = self._order
 
     def awaits(self, frame: Frame) -> bool:
-        """Return True if an ANSWER frame has the piece that was asked for."""
+        """Return True if an ANSWER frame contains the piece that was requested last."""
         return bool(self._ranks) and (frame.sender, frame.step) == (self._ranks[0], self._order)
 
     def take(self, frame: Frame) -> StatePart | None:
-        """Take a piece and ask for the next one. Return the part of its sender if this was the last piece of the part.
+        """Take a piece and request the next one. If this was the last piece of a rank's part, return the part; otherwise None.
 
         Raises PsnodeError, naming the sender, for a piece that cannot be true.
         """

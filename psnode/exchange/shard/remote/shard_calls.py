@@ -1,4 +1,4 @@
-"""Calls of the master to the shards on other ranks: orders, and the answers to orders that have a result."""
+"""Calls of the master to the shards on other ranks. A call is an order, and an answer if the order has a result."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ HAS_A_PART = "which has a part of the weights and of the optimizer's memory"
 class ShardCalls:
     """Calls over `link` to the shards of `ranks`, which carry out orders one after another.
 
-    `needs_all`: True if the run ends when any of these ranks is lost. Otherwise a call does not wait for a lost or silent
-    rank, and leaves the loss in the inbox for the master's loop. If a rank has not answered a call without patience, later calls
-    do not wait for it before it is `heard` again, since several ranks may have fallen silent together.
+    `needs_all`: True if the run ends when any of these ranks is lost. If it is False, a call does not wait for a lost or
+    silent rank, and leaves the loss in the inbox for the master's loop. A rank that has not answered a call with
+    `patient=False` may have fallen silent, perhaps together with others. Later calls do not wait for it until it is `heard`
+    again.
     """
 
     def __init__(self, link: FrameChannel, ranks: Iterable[int], *, needs_all: bool = True) -> None:
@@ -38,7 +39,7 @@ class ShardCalls:
         self._ranks = [other for other in self._ranks if other != rank]
 
     def heard(self, rank: int) -> None:
-        """Record that the shard of `rank` has sent a frame."""
+        """Record that a frame has come from the shard of `rank`."""
         self._silent.discard(rank)
 
     def order(self, name: str, to: Sequence[int] | None = None, **arguments: Any) -> int:
@@ -51,11 +52,14 @@ class ShardCalls:
     def ask(
         self, name: str, seconds: float, *, patient: bool = True, to: Sequence[int] | None = None, **arguments: Any
     ) -> dict[int, Frame]:
-        """Give an order, see `order`, and return the answers by rank. Other events that come meanwhile stay in the inbox.
+        """Give an order, see `order`, and return the answers by rank. Other events that come in the meantime stay in the inbox.
 
-        If all ranks are needed, raises TransportError if a rank is lost, or after `seconds` without an answer unless `patient` is
-        False. If not all ranks are needed, the result has no answer of such a rank. A patient call leaves its loss in the inbox,
-        also if the transport has not announced it yet: the master's loop must hear of it before any event that follows the call.
+        If all ranks are needed, raises TransportError if a rank is lost. It is also raised after `seconds` without an answer,
+        unless `patient` is False.
+
+        If not all ranks are needed, the result contains no answer of a rank that is lost or silent. A patient call puts the
+        loss of such a rank into the inbox, even if the transport has not announced the loss yet. So the master's loop learns
+        of the loss before any event that follows the call.
         """
         ranks = self._ranks if to is None else to
         number, inbox = self.order(name, ranks, **arguments), self._link.inbox
@@ -106,7 +110,10 @@ class ShardCalls:
         return found
 
     def results(self, name: str, seconds: float, *, patient: bool = True, **arguments: Any) -> dict[int, Any]:
-        """Give an order and return the results by rank. Raises the errors of `ask`, and PsnodeError for an unreadable answer."""
+        """Give an order and return the results by rank.
+
+        Raises the errors of `ask`, and PsnodeError for an answer that is not a result.
+        """
         found = {}
         for rank, frame in self.ask(name, seconds, patient=patient, **arguments).items():
             try:
@@ -122,7 +129,7 @@ class ShardCalls:
 
 
 def cannot_go_on(ranks: str) -> TransportError:
-    """Return the error for the loss of `ranks`, a text."""
+    """Return the error that the run cannot go on without `ranks`, a text."""
     return TransportError(
         f"the run cannot go on without {ranks}, {HAS_A_PART}: go on from the last checkpoint with --resume (psnode launch "
         "--restarts does it), or use another --topology"
@@ -130,5 +137,5 @@ def cannot_go_on(ranks: str) -> TransportError:
 
 
 def broken(rank: int, error: WireError) -> PsnodeError:
-    """Return the error for a shard's message that cannot be true."""
+    """Return the error for a message from the shard of `rank` that cannot be true."""
     return PsnodeError(f"rank {rank} has sent a message about its part of the weights that cannot be true: {error}")

@@ -1,8 +1,8 @@
 """Bodies of the messages between the master and a shard on another rank: ORDER, ANSWER and EVENT frames (docs/wire-format.md).
 
-An order holds the name of a method of the shard's handle, and its arguments. An event is one that the shard has posted to its
-inbox. Both are JSON, which is checked when it is read. The answer to the order "state" is a safetensors file. The answers to
-"next_piece" are pieces of such a file.
+An order holds the name of a method of the shard's handle, and its arguments. An event is one that the shard has posted to the
+inbox of its rank. Both are JSON, which is checked when it is read. The answer to the order "state" is a safetensors file. Each
+answer to "next_piece" is a piece of such a file.
 """
 
 from __future__ import annotations
@@ -111,12 +111,12 @@ def unpack_event(body: Bytes, source: int) -> ShardEvent:
 
 
 def pack_files(files: Mapping[str, Tensors], facts: Mapping[str, Any]) -> bytes:
-    """Return a safetensors file that holds tensors, by file of a checkpoint, and entries of its manifest."""
+    """Return a safetensors file that holds the given tensors, by file of a checkpoint, and entries of the manifest."""
     return tensorfile.dump(_named(files, facts))
 
 
 def content_of_files(files: Mapping[str, Tensors], facts: Mapping[str, Any]) -> tensorfile.Content:
-    """Return the content of the file that `pack_files` returns, as views of the tensors' memory if possible."""
+    """Return the content of the file that `pack_files` would return, as views of the tensors' memory where possible."""
     return tensorfile.content_of(_named(files, facts))
 
 

@@ -1,4 +1,4 @@
-"""Loop of a shard on another rank than the master: in a thread, it takes gradients from workers and orders from the master."""
+"""Loop of a shard on a rank other than the master. In a thread, it takes gradients from workers and orders from the master."""
 
 from __future__ import annotations
 
@@ -46,14 +46,15 @@ _EARLIER = 4  # number of rounds whose learning rates are kept
 
 
 class _Closing:
-    """The event that this rank leaves the job."""
+    """Event: this rank leaves the job, and the server must end."""
 
 
 class ShardServer:
-    """Server, until `close`, of the groups that have this rank as a root.
+    """Server of the groups that have this rank as a root. It runs in a thread until `close`.
 
     `weights`: the rank's weights at the start, float32, flat in the order of the plan, on the host; they are copied.
-    `withdrawn(rank)` is called in the server's thread when no more gradients go to `rank`. The master gets a report of a failure.
+    `withdrawn(rank)` is called in the server's thread when no more gradients go to `rank`. If the server fails, it reports
+    this to the master.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class ShardServer:
 
     @staticmethod
     def serves(routes: Iterable[Route], rank: int) -> bool:
-        """Return True if `rank` is a root of a group."""
+        """Return True if `rank` is a root of some group."""
         return any(rank in route.roots for route in routes)
 
     def close(self) -> None:
@@ -165,9 +166,10 @@ class ShardServer:
                 self._tell(event)
 
     def _take(self, frame: Frame) -> None:
-        """Offer a gradient, or keep it if its round is not open here yet, since frames of different ranks come in any order.
+        """Offer a gradient to the shard, or keep it if the master has not opened its round here yet.
 
-        SKIP_STEP is handled in the same way. After it, no more gradients of its sender come in the round.
+        A gradient may come before the round is opened, since frames of different ranks come in any order. SKIP_STEP is treated
+        in the same way. It means that no more gradients of its sender come in the round.
         """
         gradient = frame.kind is Kind.GRADIENT
         key = frame.sender, frame.group if gradient else -1
@@ -182,7 +184,7 @@ class ShardServer:
             frame.release()
 
     def _offer(self, frame: Frame) -> bool:
-        """Offer a gradient. If other shards may need its frame, keep the frame until the next round opens."""
+        """Offer a gradient to the shard. If other shards may need its frame, also keep the frame until the next round opens."""
         if self._kept is None or frame.sender == self._link.rank:
             return self._shard.offer(frame)
         taken = self._shard.offer(self._kept.lent(frame))
@@ -191,7 +193,7 @@ class ShardServer:
         return taken
 
     def _take_passed_on(self, frame: Frame) -> None:
-        """Offer the gradient of a lost worker, which the master has got from another shard."""
+        """Offer the gradient of a lost worker, which the master has fetched from another shard."""
         passed_on = wire.unpack(frame.body, job=self._link.job, release=frame.release)
         if passed_on.kind is not Kind.GRADIENT or passed_on.sender not in self._gone:
             raise WireError(f"the master has passed on a {passed_on.kind.name} frame of rank {passed_on.sender}", MASTER)
@@ -199,7 +201,7 @@ class ShardServer:
             frame.release()
 
     def _have(self, rank: int) -> list[int]:
-        """Take no more frames of the lost `rank`. Return the groups of its gradient in the open round that have already come."""
+        """Take no more frames of the lost `rank`. Return the groups for which its gradient in the open round has already come."""
         self._gone.add(rank)
         for key in [key for key in self._early if key[0] == rank]:
             self._early.pop(key).release()
@@ -212,7 +214,7 @@ class ShardServer:
         self._withdrawn(rank)
 
     def _open(self, version: int, first_step: int, steps: int, lr: float) -> None:
-        """Open a round, and take the frames that have already come for it."""
+        """Open a round, and take the frames that have come for it too early."""
         self._rates[version] = lr
         self._rates.pop(version - _EARLIER, None)
         self._version, self._unfinished = version, set(self._groups)

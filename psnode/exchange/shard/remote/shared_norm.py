@@ -1,4 +1,4 @@
-"""Clipping by the global norm in several shards. The master adds up the squared norms of the shards."""
+"""Clipping by the global norm in a run with several shards. The master adds up the squared norms of the shards."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class ToldNorm(GlobalNorm):
 class SharedNorm(GlobalNorm):
     """Norm of all groups of a run, if this shard has only some of them. `groups`: the number of this shard's groups.
 
-    When all groups of the shard are summed, `tell` is called with their squared norms. `settle` takes the norm of all shards.
+    When all groups of the shard are summed, `tell` is called with their squared norms. Later `settle` must be called with the
+    norm over all shards.
     """
 
     def __init__(self, bound: float, groups: int, tell: Callable[[Squares], None], *, estimated: bool) -> None:
@@ -34,7 +35,10 @@ class SharedNorm(GlobalNorm):
         self._tell = tell
 
     def offer(self, group: int, gradient: Floats, summed: Summed) -> dict[int, Summed]:
-        """Take the sum of a group. With an estimate of the norm, return the clipped sum of this group; otherwise no group."""
+        """Take the sum of a group. With an estimate of the norm, return the clipped sum of this group.
+
+        Otherwise return no sums.
+        """
         square = summed.factor**2 * inner_products(gradient, gradient)[1]
         with self._lock:
             self._found[group] = summed, square
@@ -44,9 +48,10 @@ class SharedNorm(GlobalNorm):
         return {} if estimate is None else self._clipped({group: summed}, estimate)
 
     def settle(self, norm: float, *, counts: bool) -> dict[int, Summed]:
-        """Take the norm of all groups of the run. Return the clipped sums of the groups that can be updated now.
+        """Take the norm of all groups of the run. Return the clipped sums, by group, of the groups that waited for it.
 
-        `counts`: True if some group of the run has a gradient, so that the norm is an estimate for the next version.
+        `counts`: True if some group of the run has a gradient, so that the norm may serve as the estimate for the next
+        version.
         """
         with self._lock:
             self.norm, found, self._found = norm, self._found, {}
@@ -57,19 +62,19 @@ class SharedNorm(GlobalNorm):
 
 
 def squares_of(found: Mapping[int, tuple[Summed, float]]) -> Squares:
-    """Return the event that all groups of a shard are summed. `found`: by group, its sum and squared norm."""
+    """Return the event that all groups of a shard are summed. `found`: by group, its sum and its squared norm."""
     return Squares({index: square for index, (_, square) in found.items()}, any(each.added for each, _ in found.values()))
 
 
 class FoundNorm(NamedTuple):
-    """Norm of all groups of a run. `counts`: True if some group has a gradient, so that the norm can be an estimate."""
+    """Norm of all groups of a run. `counts`: True if some group has a gradient, so that the norm may serve as an estimate."""
 
     norm: float
     counts: bool
 
 
 class NormOfShards:
-    """Sum of the squared norms of the shards of `ranks`, for each version.
+    """Sum of the squared norms of the shards of `ranks`, for one version after another.
 
     `estimates`: True if shards clip by the norm of the previous version. `norm`: L2 norm of the last mean gradient before
     clipping; None before the first version, and without --clip-grad-norm.
@@ -82,16 +87,19 @@ class NormOfShards:
         self._estimate: float | None = None  # the norm of the last version with a gradient
 
     def has(self, rank: int) -> bool:
-        """Return True if the squared norms of the shard of `rank` have come."""
+        """Return True if the squared norms of the shard of `rank` have come in the open round."""
         return rank in self._squares
 
     def add(self, event: Squares, rank: int) -> FoundNorm | None:
-        """Take the squared norms of the shard of `rank`. Return the norm if those of all shards have come, otherwise None."""
+        """Take the squared norms of the shard of `rank`. If those of all shards have come, return the norm, otherwise None."""
         self._squares[rank] = event
         return self._found()
 
     def withdraw(self, rank: int) -> FoundNorm | None:
-        """Stop waiting for the shard of `rank`. Return the norm if the squared norms of all other shards have come."""
+        """Stop waiting for the shard of `rank`.
+
+        If the squared norms of all other shards have come, return the norm, otherwise None.
+        """
         self._awaited.discard(rank)
         self._squares.pop(rank, None)
         return self._found()
@@ -108,7 +116,7 @@ class NormOfShards:
         return found
 
     def facts(self) -> dict[str, float]:
-        """Return, for a checkpoint's manifest, the estimate for the next version, if shards clip by an estimate."""
+        """Return, for a checkpoint's manifest, the estimate of the next version's norm, if shards clip by an estimate."""
         return {GRADIENT_NORM: self._estimate} if self._estimates and self._estimate is not None else {}
 
     def take_up(self, facts: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Check of the events that a shard on another rank reports. If the master took a false event, a round might not end."""
+"""Check of the events that a shard on another rank reports. If the master believed a false event, a round might never end."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from psnode.plans.part import PlanPart
 def fits(
     event: ShardEvent, part: PlanPart, unfinished: Collection[int], version: int, ranks: Collection[int], *, summed: bool
 ) -> bool:  # fmt: skip
-    """Return True if `event` can have happened in the shard of `part` in the round that ends with `version`.
+    """Return True if `event` can have happened in the shard of `part`, in the round that makes `version`.
 
-    `unfinished`: the shard's open groups. `ranks`: the awaited ranks. `summed`: True if the shard's squared norms of this round
-    have come.
+    `unfinished`: the shard's open groups. `ranks`: the awaited ranks. `summed`: True if the shard's squared norms of this
+    round have come.
     """
     match event:
         case GroupClosed():

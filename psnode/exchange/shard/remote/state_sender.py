@@ -1,4 +1,7 @@
-"""State of a shard that the master fetches in pieces while later rounds change it: the orders "hand_over" and "next_piece"."""
+"""State of a shard that the master fetches in pieces while later rounds change the shard.
+
+The orders "hand_over" and "next_piece" begin the transfer and request a piece.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,9 @@ PIECE = 1 << 18  # bytes; a frame of a round waits behind one piece at most
 class StateSender:
     """Reads the state of `shard` in a thread, and sends it to the master, one piece for each request.
 
-    Values are copied before an update changes them, unless they have been read already (psnode.records.snapshots.snapshot).
-    `memory`: the maximum number of bytes for these copies; 0 means a quarter of the free memory.
+    If an update is about to change values that have not been read yet, they are copied first
+    (psnode.records.snapshots.snapshot). `memory`: the maximum number of bytes for these copies; 0 means a quarter of the free
+    memory.
     """
 
     def __init__(self, link: FrameChannel, shard: StateHandle, tracer: Tracer, memory: int) -> None:
@@ -35,13 +39,14 @@ class StateSender:
         shard.before_change(self._thread.protect)
 
     def prepare(self) -> None:
-        """Allocate memory in advance for the copies."""
+        """Allocate the memory for the copies in advance."""
         self._thread.prepare(self._shard.memory())
 
     def begin(self) -> None:
         """Take the present state. Call this while no group is open.
 
-        A state that is not yet sent is given up: the master begins a second checkpoint only if it no longer waits for the first.
+        A state that is not completely sent is given up, because the master no longer waits for it when it begins another
+        checkpoint.
         """
         self._thread.give_up()
         with self._tracer.span("snapshot"):
@@ -49,12 +54,15 @@ class StateSender:
             self._read = self._thread.begin(content.tensors.values(), self._shard.memory(), partial(self._pack, content))
 
     def answer(self, order: int) -> None:
-        """Send the next piece of the state as the answer to the order with number `order`, as soon as the state has been read."""
+        """Send the next piece of the state as soon as the state has been read.
+
+        `order`: the number of the order that requests the piece.
+        """
         if self._read is not None:
             self._read.add_done_callback(lambda read: self._send(order))
 
     def close(self) -> None:
-        """End the thread, even if a state is not yet sent."""
+        """End the thread, even if a state is not completely sent."""
         self._thread.close()
 
     def _pack(self, content: tensorfile.Content, snapshot: Snapshot) -> None:

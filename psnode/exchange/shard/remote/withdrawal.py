@@ -1,4 +1,4 @@
-"""Withdrawal of a lost worker, in the middle of a round, from all shards that must add the same gradients."""
+"""Withdrawal of a worker that is lost in the middle of a round, if all shards must add the same gradients."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Calls(Protocol):
 
 
 def withdraw_from_all(calls: Calls, rank: int, job: int, seconds: float, *, is_open: bool) -> None:
-    """Make all shards go on without the worker `rank`. By group, all shards or no shard count its gradient in the open round.
+    """Make all shards go on without the worker `rank`. For each group, either all shards count its gradient or no shard does.
 
     `is_open`: True if some shard has an open group. `seconds`: the longest wait for an answer. Raises WireError for an answer
-    that cannot be true. After the answers only the master sends messages about `rank` to the shards, in the same order to all. So
-    a further loss cannot make the shards differ.
+    that cannot be true. After their answers, the shards get messages about `rank` only from the master, and all in the same
+    order. So a further loss cannot make the shards differ.
     """
     if is_open:
         for frame, lacking in _flushed(calls, rank, job, seconds):
