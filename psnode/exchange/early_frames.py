@@ -105,7 +105,7 @@ class EarlyFrames:
         return len(self._parts.get(version, ())) == len(self._sources)
 
     def is_replaced(self, version: int) -> bool:
-        """Return True if the next frame in `others` is about a version after `version`, and its whole weights have all come."""
+        """Return True if the next frame in `others` is of a version after `version`, of which all whole weights have come."""
         following = self._others[0].version if self._others else version
         whole = [frame for frame in self._parts.get(following, {}).values() if frame.kind is Kind.WEIGHTS]
         return following > version and len(whole) == len(self._sources)

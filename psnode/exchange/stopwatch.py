@@ -18,7 +18,7 @@ class Stopwatch:
 
     @contextmanager
     def timing(self, name: str) -> Iterator[None]:
-        """Add the time that the block takes to the sum `name`."""
+        """Return a context that adds the time spent in it to the sum `name`."""
         start = time.perf_counter()
         try:
             yield
@@ -27,7 +27,7 @@ class Stopwatch:
                 self._seconds[name] += time.perf_counter() - start
 
     def take(self) -> dict[str, float]:
-        """Return the seconds counted since the last call, by name."""
+        """Return the sums of seconds since the last call, by name."""
         with self._lock:
             taken, self._seconds = self._seconds, defaultdict(float)
         return taken

@@ -1,4 +1,4 @@
-"""A worker's model, whose weights are theta. No other code may write its parameters, and its buffers keep their types."""
+"""A worker's model. Its trained weights are the vector theta, which no other code may write, and its buffers keep their types."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from psnode.tasks.model_tensors import bits, give_own_memory, load, norm_statist
 
 
 def written(name: str, *, trained: bool = True) -> ConfigurationError:
-    """Return the error for a model that changes its parameter `name`."""
+    """Return the error for a model that changes its parameter `name` itself. `trained`: False for a frozen parameter."""
     if not trained:
         return ConfigurationError(
             f"the model itself writes parameter {name}, which is not trained: the master would not hear of it; "
@@ -29,7 +29,7 @@ def written(name: str, *, trained: bool = True) -> ConfigurationError:
 
 
 class TrainedModel(FlatModel):
-    """`model` on `device`, with its parameters in `vector`. This vector is theta and begins with the model's values."""
+    """`model` on `device`, with its parameters as views of `vector`. This vector is theta, and begins with the model's values."""
 
     def __init__(self, model: nn.Module, plan: Plan, device: torch.device) -> None:
         super().__init__(model.to(device), plan, torch.empty(plan.size, device=device))
@@ -39,11 +39,11 @@ class TrainedModel(FlatModel):
         self._versions |= {name: parameter._version for name, parameter in self._frozen.items()}
 
     def check(self, *, settled: bool = True) -> None:
-        """Check that the model computes with `vector`. Call this after a step of the model.
+        """Check that the model still computes with `vector`. Call this after a step of the model.
 
-        If the model moved a parameter to other memory and kept its values (flatten_parameters), the parameter becomes a view of
-        `vector` again. Raises ConfigurationError for a parameter that the model wrote or whose values it changed. `settled`:
-        False if the weights have changed since the step, so that values cannot be compared.
+        If the model has moved a parameter to other memory but kept its values (flatten_parameters), the parameter becomes a
+        view of `vector` again. Raises ConfigurationError for a parameter that the model has written or whose values it has
+        changed. `settled`: False if the weights have changed since the step, so that values cannot be compared.
         """
         moved = {each.name: each for each in self.moved()}
         for name in self.views:
@@ -60,7 +60,10 @@ class TrainedModel(FlatModel):
                 raise written(name, trained=False)
 
     def marks(self) -> dict[str, int]:
-        """Return xxh3_64 of each parameter, to detect a write that torch does not record, such as weight.data.clamp_()."""
+        """Return the xxh3_64 of each parameter, by name, with which `compare` finds changes.
+
+        This also detects a write that torch does not record, such as weight.data.clamp_().
+        """
         return {name: xxhash.xxh3_64_intdigest(bits(value)) for name, value in (*self.views.items(), *self._frozen.items())}
 
     def compare(self, marks: dict[str, int]) -> None:
@@ -76,10 +79,10 @@ class TrainedModel(FlatModel):
         self.vector = torch.empty(0)
 
     def buffers(self) -> dict[str, torch.Tensor]:
-        """Return copies of the model's persistent buffers (batch-norm statistics), by state-dict name, on the model's device.
+        """Return copies of the model's persistent buffers, by state-dict name, on the model's device.
 
-        Raises ConfigurationError if the dtype of a buffer, or the shape of a normalisation layer's buffer, has changed since
-        the first call.
+        Batch-norm statistics are such buffers. Raises ConfigurationError if the dtype of a buffer, or the shape of a
+        normalisation layer's buffer, has changed since the first call.
         """
         own = dict(tensor_names.buffers(self.model, aliases=True))
         found = {name: own[name].detach() for name in self._persistent if name in own}
@@ -93,7 +96,7 @@ class TrainedModel(FlatModel):
         return {name: value.clone() for name, value in found.items()}
 
     def load_buffers(self, buffers: dict[str, torch.Tensor]) -> None:
-        """Load the result of `buffers`."""
+        """Write the result of `buffers` into the model."""
         load(self.model, buffers, strict=False)
 
     @cached_property

@@ -1,10 +1,12 @@
-"""Receiving of published weights: a worker applies each group as late as possible, before the group's first use.
+"""Receiver of published weights: a worker applies each group as late as possible, before the group's first use.
 
 Between a worker's backward pass and its next forward pass a new version of the weights arrives: one frame (a part) per group,
 and a VERSION_COMPLETE frame that closes the version. The forward pass need not wait for the whole version: each layer waits
-only for its own weights. Groups may come from several ranks. The frames of one rank arrive in the order in which they were sent,
-but frames of different ranks arrive in any order. So the VERSION_COMPLETE frame of a version may arrive before the version's last
-part, or after a part of the next version.
+only for its own weights.
+
+Groups may come from several ranks. The frames of one rank arrive in the order in which they were sent, but frames of different
+ranks arrive in any order. So the VERSION_COMPLETE frame of a version may arrive before the version's last part, or after a
+part of the next version.
 """
 
 from __future__ import annotations
@@ -39,10 +41,11 @@ class Receiver:
     """Receiver that puts versions of the weights in place, one after another. Only the training thread uses it.
 
     `sources`: by group, the rank that sends the group's weights. `downlink`: by segment, the codec of DELTA frames.
-    `patience`: the longest silence of the master that is tolerated, in seconds. `returned(step, groups)` is called with
-    the groups of this worker's gradient of `step` that were not used, and `clipped(step, factors)` with the groups that were
-    used only in part. `root`: a rank that may also send all groups, see EarlyFrames. `waited`: the seconds spent waiting for
-    the expected version.
+    `patience`: the longest time in seconds for which the master may be silent. `root`: a rank that may also send all groups,
+    see EarlyFrames. `waited`: the seconds spent waiting for the expected version.
+
+    `returned(step, groups)` is called with the groups of this worker's gradient of `step` that were not used. `clipped(step,
+    factors)` is called with the groups that were used only in part.
     """
 
     def __init__(
@@ -85,7 +88,7 @@ class Receiver:
         self.checkpoints: list[int] = []  # checkpoints to which this rank must still contribute
 
     def expect(self, version: int) -> None:
-        """Expect `version`. The caller must call `require` for every weight before the weight is used."""
+        """Expect `version` from now on. The caller must call `require` for every weight before the weight is used."""
         self.waited = 0.0
         self._expect(version, skipping=False)
 
@@ -97,39 +100,45 @@ class Receiver:
         self._early.expect(version, skipping=skipping)
 
     def hold(self, version: int) -> None:
-        """Declare that the weights in place are those of `version`, which is not closed yet."""
+        """Record that the weights in place are those of `version`, which is not closed yet."""
         self.expect(version)
         self.missing = set()
 
     def assume(self, version: int) -> None:
-        """Declare that all weights of `version` are in place, and that the version is closed."""
+        """Record that all weights of `version` are in place, and that the version is closed."""
         self.expect(version)
         self.missing, self._flags = set(), Flag.NONE
 
     def require(self, start: int, stop: int) -> None:
-        """Block until coordinates [start, stop) have the values of the expected version. Handle other frames as they arrive."""
+        """Block until the coordinates [start, stop) have the values of the expected version.
+
+        Meanwhile, handle all other frames.
+        """
         if any(start < self._plan.groups[index].stop and self._plan.groups[index].start < stop for index in self.missing):
             wanted = {g.index for g in self._plan.groups if start < g.stop and g.start < stop}
             self._take_while(lambda: bool(wanted & self.missing))
 
     def complete(self) -> Flag:
-        """Block until the expected version is in place and closed. Return the flags of the frame that closed it."""
+        """Block until the expected version is in place and closed. Return the flags of the VERSION_COMPLETE frame."""
         self._take_while(lambda: self._flags is None)
         assert self._flags is not None
         return self._flags
 
     def await_answer(self) -> Frame:
-        """Block until the master answers this worker's report of an evaluation. Return the answer, and keep all other frames."""
+        """Block until the master answers this worker's report of an evaluation. Return the answer.
+
+        All other frames that arrive are kept.
+        """
         while (found := self._answer_to_evaluation) is None:
             self._keep(self.listen())
         self._answer_to_evaluation = None
         return found
 
     def behind(self) -> bool:
-        """Return True if this worker lags and must apply later versions before it computes.
+        """Return True if this worker lags, so that it must apply later versions before it computes.
 
-        It lags if a later version has completely arrived, or if the master sends no more weights before this worker's answer
-        (ASK with HOLD). All frames that have arrived are kept; the call does not wait for more frames.
+        It lags if a later version has completely arrived. It also lags if the master waits for this worker's answer (ASK with
+        HOLD) before it sends more weights. All frames that have arrived are kept; the call does not wait for more frames.
         """
         try:
             while not self._early.ended:
@@ -139,7 +148,7 @@ class Receiver:
         return any(frame.version > self.version and self._is_there(frame) for frame in self._early.others)
 
     def _is_there(self, frame: Frame) -> bool:
-        """Return True if `frame` has Flag.HOLD, or if it closes a version of which all parts have come."""
+        """Return True if `frame` has Flag.HOLD, or if it closes a version of which all parts have arrived."""
         return Flag.HOLD in frame.flags or (frame.kind is Kind.VERSION_COMPLETE and self._early.is_whole(frame.version))
 
     def _keep(self, event: object) -> None:
@@ -165,7 +174,7 @@ class Receiver:
         self.waited += time.perf_counter() - begin
 
     def _take(self) -> None:
-        """Put a part in place, or carry out the master's next control frame, if either is due. Otherwise wait for a frame."""
+        """Put the next part in place, or carry out the next control frame of the master. If neither is due, wait for a frame."""
         if (part := self._early.part(self.version)) is not None:
             self._place(part)
         elif (self._closing is None or self._is_cut_off()) and (word := self._early.other()) is not None:
@@ -175,11 +184,14 @@ class Receiver:
             self._check_senders()
 
     def _is_cut_off(self) -> bool:
-        """Return True if parts of the version were lost, and the root has sent all weights of a later version instead."""
+        """Return True if parts of the expected version were lost, and the root has sent all weights of a later version."""
         return self._root is not None and self._early.is_replaced(self.version)
 
     def _place(self, part: Frame) -> None:
-        """Apply a part of the version. Whole weights may come twice if a worker is suspended and readmitted immediately."""
+        """Apply a part of the expected version. A part that the worker does not need, or cannot use, is dropped or is an error.
+
+        Whole weights may come twice if a worker is suspended and readmitted immediately.
+        """
         useless = part.group not in self.missing
         without_base = part.kind is Kind.DELTA and self._skipped
         if self._root is not None and (useless or without_base):
@@ -193,7 +205,7 @@ class Receiver:
             self._close(self._closing)
 
     def _follow(self, word: Frame) -> None:
-        """Carry out `word`, the next control frame of the master. All frames before it have been carried out."""
+        """Carry out `word`, the next control frame of the master. All frames that came before it have been carried out."""
         if word.kind is Kind.ASK and Flag.HOLD in word.flags:  # the master sends no version before the answer
             self._answer(word)
             return
@@ -228,7 +240,7 @@ class Receiver:
                 raise self._unexpected(word)
 
     def _skip(self, word: Frame) -> None:
-        """Continue from the version of `word`: this worker was suspended, and is readmitted with whole weights."""
+        """Go on with the version of `word`. This worker was suspended, and is readmitted with whole weights of that version."""
         sent = [group.index for group in self._plan.groups if self._sources[group.index] == word.sender]
         if not all(self._early.has(word.version, group) for group in sent):
             raise self._untimely(word)
@@ -236,14 +248,17 @@ class Receiver:
         self._early.put_back(word)  # the parts that have come are applied first
 
     def _close(self, word: Frame) -> None:
-        """Close the version, whose parts are all in place. Keep the flags of `word`, and report this worker's unused groups."""
+        """Close the version, whose parts are all in place.
+
+        Keep the flags of `word`, and report the unused groups of this worker.
+        """
         if unused := wire.unpack_groups(word.body, len(self._plan.groups), word.sender):
             self._returned(word.step, unused)
         self._closing, self._flags = None, word.flags
         self._spare = Flag.SPARE in word.flags
 
     def _check_senders(self) -> None:
-        """Raise WireError if the version is declared complete but a missing part can no longer come.
+        """Raise WireError if the expected version is declared complete, but a missing part of it can no longer come.
 
         A part can no longer come if its sender has sent parts of a later version.
         """
@@ -260,14 +275,17 @@ class Receiver:
         return WireError(f"rank {self._link.rank} did not expect {describe(frame)}", frame.sender)
 
     def _answer(self, question: Frame) -> None:
-        """Answer `question`, since all frames sent before it have been taken. For a checkpoint, only record its step."""
+        """Answer `question`, an ASK frame. All frames sent before it have been taken.
+
+        If it asks for a contribution to a checkpoint, only record the step of the checkpoint.
+        """
         if Flag.CHECKPOINT in question.flags:
             self.checkpoints.append(question.step)
         else:
             self._link.send(MASTER, Kind.ASK, step=question.step, version=question.version)
 
     def listen(self) -> object:
-        """Return the next event. Raises DeadlineExceededError if the master stays silent for longer than `patience`."""
+        """Return the next event. Raises DeadlineExceededError if the master is silent for more than `patience` seconds."""
         clock = Clock()
         end = clock.now() + self._patience
         while True:
@@ -282,7 +300,7 @@ class Receiver:
                     ) from None
 
     def _apply(self, frame: Frame) -> None:
-        """Replace a group's weights, or add their change."""
+        """Replace the weights of a group by those in a frame, or add the change in the frame to them."""
         group = self._plan.groups[frame.group]
         with self._tracer.span("apply", group=frame.group):
             if frame.kind is Kind.WEIGHTS:

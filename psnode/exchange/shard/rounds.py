@@ -1,4 +1,4 @@
-"""Open rounds of all slots. A gradient is added to a round, waits for the next round, or comes too late."""
+"""Open rounds of all slots. A gradient is added to an open round, waits for the next round, or comes too late."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Rounds(Generic[T]):
 
     `add(gradient)` queues an addition; `close(slot)` queues the slot's update, after its additions.
 
-    Every gradient (rank, version, slot) is added at most once. Each gradient that is taken raises the worker's base: the
-    least version on which the worker's next gradient may be computed.
+    Every gradient (rank, version, slot) is added at most once. Each gradient that is taken raises the worker's base: the least
+    version on which the worker's next gradient may be computed.
 
-    The record of awaited workers is updated with every gradient, so that the cost of an offer does not depend on the number
-    of workers. The record is in the order in which bases rose. So the workers for which a bound on staleness waits come first,
-    and the rule finds them immediately.
+    The record of awaited workers is updated with every gradient, so that the cost of an offer does not depend on the number of
+    workers. It lists workers in the order in which their bases rose. So the rule sees the workers with the oldest bases first,
+    for which a bound on staleness may have to wait.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Rounds(Generic[T]):
         self._version = 0
 
     def admit(self, ranks: Iterable[int], version: int) -> None:
-        """Wait for gradients of `ranks` computed on `version` or later."""
+        """From now on, wait also for gradients of `ranks` that are computed on `version` or later."""
         for rank in ranks:
             self._ranks.add(rank)
             for slot, bases in self._next.items():
@@ -61,7 +61,7 @@ class Rounds(Generic[T]):
                     self._awaited[slot][rank] = version
 
     def open(self, version: int) -> None:
-        """Open the round of `version`, and add the gradients that have waited for it."""
+        """Open the round of `version`, and add the gradients that have waited for this round."""
         self._version = version
         self._excused.clear()
         ranks = sorted(self._ranks)
@@ -76,7 +76,7 @@ class Rounds(Generic[T]):
                 self._judge(slot)
 
     def offer(self, origin: Origin, gradient: T) -> bool:
-        """Take a gradient. Return False if it comes too late, for the second time, or from a worker that is not awaited."""
+        """Take a gradient. Return False if it comes too late, has come before, or is from a worker that is not awaited."""
         if not self._is_due(origin) or not self._rule.accepts(origin.version, self._version):
             return False
         if self._is_late(origin) and not self._rule.patient:
@@ -87,7 +87,7 @@ class Rounds(Generic[T]):
         return True
 
     def _is_due(self, origin: Origin) -> bool:
-        """Return True if the slot exists, the worker takes part, and the version is not below the worker's base."""
+        """Return True if the slot exists, the worker takes part, and the gradient's version is not below the worker's base."""
         bases = self._next.get(origin.slot, {})
         return origin.rank in bases and origin.version >= bases[origin.rank]
 
@@ -100,7 +100,7 @@ class Rounds(Generic[T]):
         return True
 
     def restore(self, gradients: Iterable[tuple[Origin, T]]) -> None:
-        """Queue, for the next round, the gradients that waited when the resumed run was stopped."""
+        """Queue, for the next round, the gradients that still waited when the run was stopped that is now resumed."""
         for origin, gradient in gradients:
             if origin.slot in self._held:
                 self._held[origin.slot].append((origin, gradient))
@@ -111,7 +111,10 @@ class Rounds(Generic[T]):
         return [gradient for held in self._held.values() for _, gradient in held]
 
     def excuse(self, rank: int, version: int) -> None:
-        """Expect no more gradients of `rank` computed on `version`: the round does not wait. Gradients that have come count."""
+        """Expect no more gradients of `rank` computed on `version`, so that the round does not wait for them.
+
+        Gradients of `rank` that have already come count.
+        """
         for slot, bases in self._next.items():
             if bases.get(rank, version + 1) <= version:
                 self._raise_base(slot, rank, version + 1)
@@ -120,9 +123,9 @@ class Rounds(Generic[T]):
             self._pass_over(rank)
 
     def withdraw(self, rank: int) -> dict[Slot, int]:
-        """Stop waiting for `rank`; gradients that it has sent count.
+        """Stop waiting for `rank`. Gradients that it has sent count.
 
-        Returns, by slot, the least version on which the rank's next gradient could have been computed.
+        Returns, by slot, the least version on which the next gradient of `rank` could have been computed.
         """
         self._ranks.discard(rank)
         bases = {slot: bases.pop(rank, 0) for slot, bases in self._next.items()}
@@ -141,11 +144,11 @@ class Rounds(Generic[T]):
 
     @property
     def untouched(self) -> bool:
-        """True if all slots are open and no slot has received a gradient."""
+        """True if all slots are open and no gradient has come for any of them."""
         return self.all_open and not any(order.arrived for order in self._orders.values())
 
     def force(self) -> None:
-        """Close all open slots with the gradients received so far, even without any gradient."""
+        """Close all open slots with the gradients received so far, even if a slot has none."""
         for slot in sorted(self._open):
             self._finish(slot)
 
@@ -182,7 +185,7 @@ class Rounds(Generic[T]):
             self._judge(slot)
 
     def _judge(self, slot: Slot) -> None:
-        """Close the slot if the rule closes it, or if it has no gradient and all remaining workers are excused."""
+        """Close the slot if the rule closes it, or if it has no gradient and can get none because workers are excused."""
         if slot in self._open:
             arrived, awaited = len(self._orders[slot].arrived), self._awaited[slot]
             nothing_comes = not awaited and not arrived and bool(self._excused)

@@ -1,4 +1,4 @@
-"""Shard: the groups that have one rank as their root, from an offered gradient to the weights that are sent down.
+"""Shard: the groups that have one rank as their root. It takes gradients and sends new weights to the workers:
 
 offer -> Rounds: is the gradient due, and in which order is it added?
       -> Reduction: the gradient is decoded, checked, and added to the group's sum
@@ -57,11 +57,13 @@ Tensors = dict[str, torch.Tensor]
 class Shard:
     """Shard with the open rounds of some groups of a plan, their reduction, x with the optimizer, and y with the downlink.
 
-    Only one thread calls a shard. Arithmetic is done in lanes, which post GroupClosed, Refused, Scaled and NotApplied to the
-    inbox of `link`. `groups`: the groups' numbers in the plan. `weights`: x of these groups, one after another. `routes`: the
-    routes of all groups of the plan. `rate`: returns the learning rate of a round's gradients. `device`: the device that
-    computes sums, x, the optimizer's memories and y, if possible; the shard's methods then return copies of their newest
-    values. `flow_control`: the flow control of this rank as a root, by default a new one.
+    x are the weights that the optimizer updates, and y the weights that every recipient holds. Only one thread may call a
+    shard. Arithmetic is done in lanes, which post GroupClosed, Refused, Scaled and NotApplied to the inbox of `link`.
+
+    `groups`: the groups' numbers in the plan. `weights`: x of these groups, one after another. `routes`: the routes of all
+    groups of the plan. `rate`: returns the learning rate of a round's gradients. `device`: the device that computes sums, x,
+    the optimizer's memories and y, if possible. In this case the shard's methods return copies of their newest values.
+    `flow_control`: the flow control of this rank as a root, by default a new one.
     """
 
     def __init__(
@@ -146,20 +148,20 @@ class Shard:
     # rounds
 
     def admit(self, ranks: Iterable[int], version: int) -> None:
-        """Wait for gradients of `ranks` computed on `version` or later."""
+        """From now on, wait also for gradients of `ranks` that are computed on `version` or later."""
         self._rounds.admit(ranks, version)
 
     def open(self, now: Round) -> None:
-        """Open round `now` for all groups. Before, each group must be closed, or open without a gradient."""
+        """Open round `now` for all groups. Before the call, each group must be closed, or open without a gradient."""
         self._round = now
         self._rounds.open(now.version)
 
     def offer(self, frame: Frame) -> bool:
-        """Take a gradient frame. Return False if it comes too late, for the second time, or from a rank that is not awaited."""
+        """Take a gradient frame. Return False if it comes too late, has come before, or is from a rank that is not awaited."""
         return self._is_of_a_round(frame) and self._rounds.offer(_origin(frame), frame)
 
     def keep(self, frame: Frame) -> bool:
-        """Keep a gradient that comes after the last round, for a resumed run. Return False if the rule drops it."""
+        """Keep a gradient that comes after the last round, for a resumed run. Return False if the consistency rule drops it."""
         return self._is_of_a_round(frame) and self._rounds.keep(_origin(frame), frame)
 
     def _is_of_a_round(self, frame: Frame) -> bool:
@@ -168,31 +170,31 @@ class Shard:
 
     @property
     def needs_all(self) -> bool:
-        """False, since the run can go on without a worker."""
+        """Always False, since the run can go on without a worker."""
         return False
 
     @property
     def readmits(self) -> bool:
-        """True, since a worker that was withdrawn may take part again when it has the whole weights."""
+        """Always True, since a worker that was withdrawn may take part again when it has the whole weights."""
         return True
 
     @property
     def is_remote(self) -> bool:
-        """False, since the weights are on this rank."""
+        """Always False, since the weights are on this rank."""
         return False
 
     @property
     def holders(self) -> frozenset[int]:
-        """No ranks, since all weights of this handle are on this rank."""
+        """An empty set, since no other rank has a part of these weights."""
         return frozenset()
 
     def take(self, frame: Frame) -> object:
-        """Raise WireError, since no other rank is the root of a group."""
+        """Raise WireError, since a frame from another rank's shard must not come: no other rank is the root of a group."""
         frame.release()
         raise WireError(f"the master does not expect {frame.kind.name} frames", frame.sender)
 
     def note_squares(self, event: Squares) -> None:
-        """Do nothing, since no other shard waits for the squares."""
+        """Do nothing, since no other shard needs the squared norms."""
 
     def excuse(self, rank: int, version: int) -> None:
         """Expect no more gradients of `rank` that are computed on `version`. The round does not wait for them."""
@@ -201,21 +203,24 @@ class Shard:
     leave_out = excuse
 
     def withdraw(self, rank: int) -> dict[int, int]:
-        """Stop waiting for `rank`; gradients that it has sent count. Return, by group, its last step whose gradient was taken."""
+        """Stop waiting for `rank`. Gradients that it has sent count.
+
+        Returns, by group, the last step of `rank` whose gradient was taken.
+        """
         return {slot.group: self._round.at(base).finished for slot, base in self._rounds.withdraw(rank).items()}
 
     def force(self) -> None:
-        """Close all open groups with the gradients received so far, even without any gradient."""
+        """Close all open groups with the gradients received so far, even if a group has none."""
         self._rounds.force()
 
     @property
     def untouched(self) -> bool:
-        """True if all groups are open and no group has received a gradient."""
+        """True if all groups are open and no gradient has come for any of them."""
         return self._rounds.untouched
 
     @property
     def unchanged(self) -> bool:
-        """True if all groups are open. Then y is still the version on which workers compute the round's gradients."""
+        """True if all groups are open. In this case y is still the version on which workers compute the round's gradients."""
         return self._rounds.all_open
 
     @property
@@ -229,12 +234,16 @@ class Shard:
         return self._rounds.missing
 
     def settle_norm(self, norm: float, *, counts: bool) -> None:
-        """Clip and update the groups that wait for the norm of all shards together. See SharedNorm.settle."""
+        """Clip and update the groups that wait for the norm over all shards. See SharedNorm.settle."""
         if isinstance(self._norm, SharedNorm):
             self._reduction.move(self._norm.settle(norm, counts=counts), self._round.number, self._rate(self._round))
 
     def _add(self, frame: Frame) -> None:
-        """Queue an addition. If residuals are in units of weights, a stale push counts with the learning rate of its round."""
+        """Queue the addition of a gradient.
+
+        If residuals are in units of weights, a stale gradient is weighted, so that it counts with the learning rate of the
+        round in which it was computed.
+        """
         rescaled = self._reduction.rescales and frame.version != self._round.version
         rate = self._rate(self._round)
         self._reduction.add(frame, self._rate(self._round.at(frame.version)) / rate if rescaled and rate else 1.0)
@@ -251,7 +260,7 @@ class Shard:
     def send_whole(self, ranks: Sequence[int], version: int) -> int:
         """Send y, the weights of `version`, to `ranks`. Each group goes only to its readers in `ranks`.
 
-        Returns the bytes of all frames.
+        Returns the bytes of all frames together.
         """
         return sum(self._downlink.send_dense(group, version, ranks) for group in self._part.own.groups)
 
@@ -278,7 +287,7 @@ class Shard:
 
     @property
     def runs_own_code(self) -> bool:
-        """True if, between a version's first and last update, code from outside psnode runs that may change `memory`."""
+        """True if code from outside psnode may change `memory` between a version's first and last update."""
         return self._own_code and self._device_copies is None
 
     def state(self) -> ShardState:
@@ -300,8 +309,8 @@ class Shard:
     def memory(self) -> list[list[torch.Tensor]]:
         """Return, by group of the plan, the tensors of `state` that a later version changes.
 
-        No other tensors change, unless the task has a constraint. The lists are empty for groups of other shards. All lists are
-        empty if a device holds the newest values, since `state` then returns copies.
+        Other tensors of `state` do not change, unless the task has a constraint. The lists are empty for groups of other
+        shards. All lists are empty if a device holds the newest values, since `state` then returns copies.
         """
         average, own = self._average, {} if self._device_copies is not None else self._part.groups
         return [
@@ -316,7 +325,10 @@ class Shard:
         ]
 
     def before_change(self, tell: Callable[[int], None]) -> None:
-        """From now on, call `tell` with every group before the group changes, in a lane, which `tell` may delay."""
+        """From now on, call `tell` with a group whenever the group is about to change.
+
+        The call is made in a lane, and may delay it.
+        """
         self._reduction.before_change = tell
 
     def norms(self) -> Tensors:
@@ -353,16 +365,19 @@ class Shard:
         """Do nothing, since no other rank has a part of these weights."""
 
     def outlier(self) -> str:
-        """Return a line about a push that was applied although its norm is out of proportion, otherwise ""."""
+        """Return a line about a push that was applied although its norm is out of proportion; "" if there is no such push."""
         return self._reduction.outlier()
 
     @property
     def gradient_norm(self) -> float | None:
-        """L2 norm of the last version's mean gradient before clipping, while no group is open; None without --clip-grad-norm."""
+        """L2 norm of the last version's mean gradient before clipping; None without --clip-grad-norm.
+
+        Valid while no group is open.
+        """
         return None if self._norm is None else self._norm.norm
 
     def seconds(self) -> dict[str, float]:
-        """Return the seconds of decoding, updating and sending since the last call, by name."""
+        """Return the seconds spent on decoding, updating and sending since the last call, by the name of the work."""
         return self._watch.take()
 
 
@@ -371,7 +386,7 @@ def _origin(frame: Frame) -> Origin:
 
 
 def _norm_of(part: PlanPart, config: Config, link: FrameChannel) -> GlobalNorm | None:
-    """Return the norm by which gradients are clipped; None without --clip-grad-norm."""
+    """Return the object that computes the global norm and clips gradients by it; None without --clip-grad-norm."""
     if config.clip_grad_norm is None:
         return None
     count, estimated = len(part.groups), config.clip_estimate == "previous"
@@ -383,7 +398,7 @@ def _norm_of(part: PlanPart, config: Config, link: FrameChannel) -> GlobalNorm |
 
 
 def _require_whole(part: PlanPart, config: Config, constraint: Constraint | None) -> None:
-    """Raise ConfigurationError for settings that need all groups in one shard, if the shard has only some of them."""
+    """Raise ConfigurationError if the shard has only some of the groups and a setting needs all of them in one shard."""
     if constraint is not None and not part.is_whole:
         raise ConfigurationError("Task.constrain needs all weights in one place, and this run has them in several")
     if config.whole_tensors and part.pieces:

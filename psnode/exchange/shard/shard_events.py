@@ -12,7 +12,7 @@ from psnode.records.history import AddedGradient
 class GroupClosed(NamedTuple):
     """Event: the gradients `added` brought `group` to `version`. `nbytes`: the bytes of the group's frames to all recipients.
 
-    `clipped`: the added pushes of which a part returns to the sender.
+    `clipped`: those of the added pushes of which a part returns to the sender.
     """
 
     group: int
@@ -23,7 +23,7 @@ class GroupClosed(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """Event: the push of rank `sender` for `group` cannot be decoded, or is out of bounds."""
+    """Event: the push of rank `sender` for `group` is not used, since it cannot be decoded or its norm is out of bounds."""
 
     group: int
     sender: int
@@ -31,7 +31,10 @@ class Refused(NamedTuple):
 
 
 class Scaled(NamedTuple):
-    """Event: the push of rank `sender` for `group` is out of bounds. A part of it counts, and the rest returns to a residual."""
+    """Event: the norm of rank `sender`'s push for `group` is out of bounds. A part of the push counts.
+
+    The rest returns to the sender's residual.
+    """
 
     group: int
     sender: int
@@ -46,16 +49,16 @@ class NotApplied(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """One line for the user."""
+        """One line for the user, which says why the group is not updated."""
         names = ", ".join(map(str, self.ranks))
         return f"the sum of the gradients of ranks {names} for group {self.group} is not finite: it goes without an update"
 
 
 class Took(NamedTuple):
-    """Event: all groups of a shard are closed.
+    """Event: all groups of a shard are closed, so that its round is over.
 
-    `seconds`: the time, by name, that the shard has spent since the last Took event. `received`: the bytes of gradients that have
-    come from other ranks since that event, frame headers included.
+    `seconds`: the time, by name of the work, that the shard has spent since the last Took event. `received`: the bytes of
+    gradients that have come from other ranks since that event, frame headers included.
     """
 
     rank: int
@@ -64,14 +67,17 @@ class Took(NamedTuple):
 
 
 class Squares(NamedTuple):
-    """Event: all groups of a shard are summed. `squares`: squared norms of their mean gradients. `added`: any has a gradient."""
+    """Event: all groups of a shard are summed. `squares`: squared norms of their mean gradients, by group.
+
+    `added`: True if any of the groups has a gradient.
+    """
 
     squares: dict[int, float]
     added: bool
 
 
 class StatePart(NamedTuple):
-    """Event: the shard of `rank` has handed over its state of `version`, in the form of a message (ComingState.add)."""
+    """Event: the shard of `rank` has handed over its state of `version`. `content`: the state, see ComingState.add."""
 
     rank: int
     version: int

@@ -1,4 +1,4 @@
-"""Tensors of a shard that are written to a checkpoint and loaded from a checkpoint."""
+"""Tensors of a shard that are written to a checkpoint, and loaded from it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Tensors = dict[str, torch.Tensor]
 class ShardState(NamedTuple):
     """Tensors of a shard's checkpoint, named as in psnode.records.state_names.
 
-    `model`: the model with x; `optimizer`: the optimizer's memories; `replica`: y, empty if y is x; `average`: the model
-    with averaged weights, empty if there is no average. Tensors of x, y and momenta are either the shard's own arrays, which
-    later versions change, or copies of tensors on a device.
+    `model`: the model with x; `optimizer`: the optimizer's memories; `replica`: y, empty if y is x; `average`: the model with
+    averaged weights, empty if there is no average. Tensors of x, y and the optimizer's vectors are either the shard's own
+    arrays, which later versions change, or copies of tensors on a device.
     """
 
     model: Tensors
@@ -27,7 +27,10 @@ class ShardState(NamedTuple):
 
 
 def with_copies_of_the_rest(state: ShardState, x: torch.Tensor) -> ShardState:
-    """Return `state` with copies of tensors that are not views of `x`, since a constraint may also change these tensors."""
+    """Return `state` with copies of all tensors of the model that are not views of `x`.
+
+    They are copied because a constraint may change these tensors as well.
+    """
     here = x.untyped_storage().data_ptr()
     rest = {name: value for name, value in state.model.items() if value.untyped_storage().data_ptr() != here}
     copies = {name: value.clone() for name, value in rest.items()}
@@ -39,8 +42,8 @@ def with_copies_of_the_rest(state: ShardState, x: torch.Tensor) -> ShardState:
 def own_tensors(part: PlanPart, tensors: Mapping[str, torch.Tensor], *, memories: bool) -> Tensors:
     """Return a checkpoint's tensors that belong to `part`. A tensor that lies only partly in `part` is cut.
 
-    A cut tensor is flat and has only the coordinates in `part`. `memories`: names are MEMORY/TENSOR instead of TENSOR.
-    Tensors outside the plan are returned unchanged.
+    A cut tensor is flat and has only the coordinates in `part`. `memories`: True if names are MEMORY/TENSOR instead of TENSOR.
+    Tensors that are not in the plan are returned unchanged.
     """
     if part.is_whole:
         return dict(tensors)

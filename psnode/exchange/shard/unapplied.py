@@ -15,12 +15,12 @@ Tensors = dict[str, torch.Tensor]
 
 
 def pack(frames: Iterable[Frame]) -> Tensors:
-    """Return the frames' bodies, named RANK/STEP/VERSION/GROUP/FLAGS."""
+    """Return the bodies of gradient frames as tensors, named RANK/STEP/VERSION/GROUP/FLAGS."""
     return {f"{f.sender}/{f.step}/{f.version}/{f.group}/{f.flags.value}": torch.from_numpy(np.array(f.body)) for f in frames}
 
 
 def unpack(found: Checkpoint | None) -> list[Frame]:
-    """Return the gradients that a checkpoint keeps, sorted by step, rank and group; an empty list without any."""
+    """Return the gradient frames that a checkpoint keeps, sorted by step, rank and group. The list is empty if it keeps none."""
     if found is None or not found.has(WAITING):
         return []
     frames = []

@@ -1,1 +1,1 @@
-"""Weights of some groups of a plan, and the optimizers that update them."""
+"""Weights of some groups of a plan, and the optimizers that update these weights."""

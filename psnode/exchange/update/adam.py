@@ -1,4 +1,4 @@
-"""Adam and AdamW on the master, in one pass over memory. torch's optimizers make a pass for every term.
+"""Adam and AdamW on the master, in one pass over memory. torch's optimizers make one pass for every operation of a step.
 
 Source: Kingma and Ba, "Adam", ICLR 2015; Loshchilov and Hutter, "Decoupled Weight Decay Regularization", ICLR 2019.
 """
@@ -29,7 +29,7 @@ class Moments(NamedTuple):
 class Coefficients(NamedTuple):
     """Coefficients of a step in float32.
 
-    `root`: square root of 1 - beta2^count; `new1`: 1 - beta1; `new2`: 1 - beta2.
+    `root`: square root of 1 - beta2^count; `new1`: 1 - beta1; `new2`: 1 - beta2; `rate`: -lr / (1 - beta1^count).
     """
 
     factor: np.float32
@@ -46,20 +46,21 @@ class Coefficients(NamedTuple):
 def adam(
     x: Floats, mean: Floats, square: Floats, total: Floats, moments: Moments, *, factor: float, lr: float, count: int
 ) -> None:
-    """Take step number `count`, from 1, of torch.optim.Adam or AdamW on `x` with the gradient factor * total; clear `total`.
+    """Take one step of torch.optim.Adam or AdamW on `x` with the gradient factor * total. Then set `total` to 0.
 
         g = factor * total (+ weight_decay * x for Adam);  x = (1 - lr weight_decay) x for AdamW
         mean = beta1 mean + (1 - beta1) g;  square = beta2 square + (1 - beta2) g^2
         x = x - lr / (1 - beta1^count) mean / (sqrt(square / (1 - beta2^count)) + eps)
 
-    All arrays are flat float32 of one size. `mean` and `square` have the same bits as in torch. The square root here is
-    always the nearest float32, unlike torch's. So `x` may differ from torch's by a few units in the last place.
+    `count`: the number of the step, from 1. All arrays are flat float32 of one size. `mean` and `square` have the same bits as
+    in torch. The square root here is always the nearest float32, unlike torch's. So `x` may differ from torch's by a few units
+    in the last place.
     """
     _adam(x, mean, square, total, coefficients_of(moments, factor=factor, lr=lr, count=count))
 
 
 def coefficients_of(moments: Moments, *, factor: float, lr: float, count: int) -> Coefficients:
-    """Return the coefficients of step number `count`."""
+    """Return the coefficients of the step with number `count`, counted from 1."""
     beta1, beta2, eps, weight_decay, decoupled = moments
     return Coefficients(
         np.float32(factor),
@@ -76,7 +77,10 @@ def coefficients_of(moments: Moments, *, factor: float, lr: float, count: int) -
 
 @kernel
 def _adam(x: Floats, mean: Floats, square: Floats, total: Floats, coefficients: Coefficients) -> None:
-    """Take the step. `coefficients` are unpacked before the loop, since otherwise the loop would not be vectorised."""
+    """Take the step described at `adam`.
+
+    `coefficients` are unpacked before the loop, since otherwise the loop would not be vectorised.
+    """
     wide()
     factor, decay, shrink, new1, beta2, new2, root, eps, rate = coefficients
     old1 = new1 - np.float32(1)
@@ -92,5 +96,5 @@ def _adam(x: Floats, mean: Floats, square: Floats, total: Floats, coefficients: 
 
 
 def in_one_pass(config: Config) -> bool:
-    """Return True if the optimizer of `config` is Adam or AdamW, without options of torch's own."""
+    """Return True if the optimizer of `config` is Adam or AdamW, and no options of torch's optimizers are set."""
     return config.optimizer in ("adam", "adamw") and not config.optimizer_option

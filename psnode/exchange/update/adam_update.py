@@ -16,7 +16,10 @@ _EPS = 1e-8  # torch's default
 
 
 class AdamUpdate(TorchUpdate):
-    """Update by Adam or AdamW without options of torch's own, in one pass. The state is the same as in torch's optimizers."""
+    """Update by Adam or AdamW in one pass, without options of torch's optimizers.
+
+    The state is the same as in torch's optimizers.
+    """
 
     in_one_pass = True
 
@@ -27,7 +30,7 @@ class AdamUpdate(TorchUpdate):
         self._moments = [_moments(param_group) for param_group in param_groups]
 
     def step(self, group: int, total: Any, factor: float, lr: float, idle: Sequence[slice]) -> None:
-        """Take a step on a group. Its `idle` ranges do not change, but the step also counts in them."""
+        """Take a step on a group. Its `idle` ranges do not change, but the step is included in their step counts."""
         optimizer, ranges, begin = self.optimizers[group], self.ranges[group], self.groups[group].start
         x, mean, square = self.vectors()
         for each in ranges if optimizer is not None else ():

@@ -1,4 +1,7 @@
-"""Copies, on a device, of vectors that have their homes on the host. The device computes with the copies and changes them."""
+"""Copies, on a device, of vectors on the host, which are called their homes.
+
+The device computes with the copies and changes them.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,8 @@ told = device_errors("the size of the model, or leave out --gpu-master")
 class DeviceCopies:
     """Copies on `device` of `homes`, which are flat float32 vectors. The copies change, and the homes keep old values.
 
-    Write to a home only to load values, and then call `renew`. To read the newest values, call `copy`. Tensors that share
-    memory are one home.
+    To load values, write them to a home and then call `renew`. To read the newest values, call `copy`. Tensors that share
+    memory count as one home.
     """
 
     def __init__(self, homes: Sequence[torch.Tensor], device: torch.device) -> None:
@@ -28,13 +31,14 @@ class DeviceCopies:
 
     @told
     def copy(self, home: torch.Tensor) -> torch.Tensor:
-        """Return the newest values of `home` in new memory on the host. This waits for queued work of the device."""
+        """Return the newest values of `home` in new memory on the host. The call waits for queued work of the device."""
         return torch.empty_like(home).copy_(self.of(home))
 
     def copies(self, homes: Sequence[torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
-        """Copy `homes` to the host. Return a function from a view to its newest values.
+        """Copy the newest values of `homes` to the host. Return a function that finds the newest values of a view.
 
-        The function maps a contiguous view of a home to the same view of its copy, and returns other tensors unchanged.
+        The function maps a contiguous view of a home to the same view of its copy on the host, and returns other tensors
+        unchanged.
         """
         found = [(home, self.copy(home)) for home in homes]
 
@@ -50,6 +54,6 @@ class DeviceCopies:
 
     @told
     def renew(self) -> None:
-        """Copy the homes' values to the device."""
+        """Copy the values of all homes to the device."""
         for home in self._homes:
             self.of(home).copy_(home)

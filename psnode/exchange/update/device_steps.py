@@ -1,4 +1,4 @@
-"""Optimizer steps on a device. The kernels round like the host's kernels, so that weights have the same bits."""
+"""Optimizer steps on a device. The kernels round as the host's kernels do, so that weights have the same bits."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class DeviceSteps:
 
     @classmethod
     def on(cls, device: torch.device) -> DeviceSteps:
-        """Return steps on `device`. Compile the kernels unless they are cached. Raises ConfigurationError without CuPy."""
+        """Return steps on `device`. The kernels are compiled unless they are cached. Raises ConfigurationError without CuPy."""
         from psnode.codecs.device.cupy.step_kernels import StepKernels
 
         return cls(StepKernels(device.index or 0), device)
 
     @property
     def text(self) -> str:
-        """The source of the kernels, followed by the rounding of multiply-add with which they are called."""
+        """The source of the kernels, followed by a line that says if multiply-add rounds once or twice."""
         return f"{self._kernels.text}\n// rounds once: {self._once}"
 
     def descend(
@@ -52,7 +52,7 @@ class DeviceSteps:
         weight_decay: float,
         nesterov: bool,
     ) -> None:
-        """Take the step of psnode.exchange.update.sgd.descend."""
+        """Take the step described at psnode.exchange.update.sgd.descend."""
         f, rate, m, decay = np.array([factor, -lr, momentum, weight_decay], np.float32)
         if not momentum:
             self._step("descend_plain", (x, total), f, rate, decay)
@@ -71,7 +71,7 @@ class DeviceSteps:
         momentum: float,
         nesterov: bool,
     ) -> None:
-        """Take the step of psnode.exchange.update.sgd.descend_beside."""
+        """Take the step described at psnode.exchange.update.sgd.descend_beside."""
         numbers = np.array([factor, -lr, momentum, decay], np.float32)
         self._step("descend_beside", (x, velocity, total), np.int32(nesterov), *numbers)
 
@@ -87,7 +87,7 @@ class DeviceSteps:
         lr: float,
         count: int,
     ) -> None:
-        """Take the step of psnode.exchange.update.adam.adam."""
+        """Take the step described at psnode.exchange.update.adam.adam."""
         numbers = coefficients_of(moments, factor=factor, lr=lr, count=count)
         self._step("adam", (x, mean, square, total), *numbers)
 
@@ -98,10 +98,10 @@ class DeviceSteps:
 
 
 def checked_steps(device: torch.device) -> tuple[DeviceSteps | None, str]:
-    """Return kernels whose results on `device` equal the host's, or None and the reason in one line.
+    """Return steps whose results on `device` equal the host's. If there are none, return None and the reason in one line.
 
-    Good verdicts are kept in files, by the text of the kernels and their callers, the device, the driver and versions.
-    Raises ConfigurationError without CuPy.
+    A good result of the check is kept in a file, which is valid for the source of the kernels and their callers, the device,
+    the driver and versions. Raises ConfigurationError without CuPy.
     """
     from psnode.codecs.device.cupy.row_kernels import DeviceIdentity, import_cupy
     from psnode.codecs.rows.compiled import write_whole
@@ -123,7 +123,7 @@ def checked_steps(device: torch.device) -> tuple[DeviceSteps | None, str]:
 
 
 def _sources() -> Iterator[str]:
-    """Return the source of the kernels' callers, and of the host code with which the kernels are compared."""
+    """Return the source texts of the kernels' callers, and of the host code with which the kernels are compared."""
     from psnode.codecs.device.cupy import step_kernels
     from psnode.exchange.update import adam, sgd
 
@@ -131,7 +131,7 @@ def _sources() -> Iterator[str]:
 
 
 def differences(steps: OptimizerSteps, device: torch.device) -> Iterator[str]:
-    """Yield a line for each result of `steps` that differs in any bit from the host's result on the same vectors."""
+    """Yield a line for each step of `steps` with a result that differs in any bit from the host's result on the same vectors."""
     for name, vectors in _inputs():
         for what, step, count in _cases():
             here = [vector.copy() for vector in vectors[:count]]
@@ -143,7 +143,7 @@ def differences(steps: OptimizerSteps, device: torch.device) -> Iterator[str]:
 
 
 def _cases() -> Iterator[tuple[str, Callable[[OptimizerSteps, list[Any]], None], int]]:
-    """Yield the name of a step, a function that takes the step, and its number of vectors. The last vector is the sum."""
+    """Yield the name of a step, a function that takes the step, and its number of vectors, the last of which is the sum."""
     for momentum, nesterov in ((0.0, False), (0.9, False), (0.9, True)):
         settings: dict[str, Any] = {"momentum": momentum, "nesterov": nesterov, "factor": 1 / 3, "lr": 0.1}
 
@@ -166,7 +166,10 @@ def _cases() -> Iterator[tuple[str, Callable[[OptimizerSteps, list[Any]], None],
 
 
 def _inputs() -> Iterator[tuple[str, list[Floats]]]:
-    """Yield a name and four vectors: x, a velocity or mean, a square, and a sum. Values are N(0,1), of all exponents, or 0."""
+    """Yield names and four vectors each: x, a velocity or mean, a square, and a sum.
+
+    The values are drawn from N(0,1), or have all exponents, or are 0.
+    """
     rng = np.random.default_rng(1)
     normal = [rng.standard_normal(_SIZE, np.float32) for _ in range(4)]
     wide = [np.ldexp(vector, rng.integers(-149, 60, _SIZE)).astype(np.float32) for vector in normal]

@@ -14,8 +14,8 @@ Tensors = dict[str, torch.Tensor]
 class MovingAverage:
     """Exponential moving average of x, flat in the order of the plan: decay * average + (1 - decay) * x after every version.
 
-    The first version is copied, as in torch.optim.swa_utils.AveragedModel with get_ema_multi_avg_fn(decay). Several threads
-    may call `move` concurrently for different groups.
+    The average begins as a copy of the first version, as in torch.optim.swa_utils.AveragedModel with
+    get_ema_multi_avg_fn(decay). Several threads may call `move` at the same time for different groups.
     """
 
     def __init__(self, weights: torch.Tensor, plan: Plan, decay: float) -> None:
@@ -25,7 +25,7 @@ class MovingAverage:
         self._begun = set[int]()
 
     def move(self, group: int) -> None:
-        """Update the averages of a group, when a version of the group is complete."""
+        """Update the averages of a group. Call this when a version of the group is complete."""
         where = self._places[group]
         if group in self._begun:
             self._average[where].lerp_(self._weights[where], 1 - self._decay)
@@ -34,7 +34,7 @@ class MovingAverage:
             self._begun.add(group)
 
     def memory(self, group: int) -> torch.Tensor:
-        """Return the averages of a group, which `move` changes."""
+        """Return the averages of a group. `move` changes this tensor."""
         return self._average[self._places[group]]
 
     @property

@@ -1,4 +1,4 @@
-"""Steps of the optimizers that psnode computes in one pass, for vectors on the host or on a device."""
+"""Steps of the optimizers that psnode itself computes in one pass, for vectors on the host or on a device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from psnode.exchange.update.sgd import descend, descend_beside
 
 
 class OptimizerSteps(Protocol):
-    """Functions like those of psnode.exchange.update.sgd and psnode.exchange.update.adam, for vectors of one kind."""
+    """Functions like those of psnode.exchange.update.sgd and psnode.exchange.update.adam, for one kind of vectors.
+
+    The vectors are arrays on the host, or tensors on a device.
+    """
 
     def descend(
         self, x: Any, velocity: Any, total: Any, *, factor: float, lr: float, momentum: float, weight_decay: float, nesterov: bool

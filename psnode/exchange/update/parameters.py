@@ -24,8 +24,9 @@ class Parameters:
     """Weights x of a plan's groups with their optimizer. x is `weights`: flat float32 on the host, in the order of the plan.
 
     Each group is updated separately, with the settings of the `parameter_groups` to which its tensors belong. Optimizers work
-    coordinate by coordinate, or tensor by tensor like `own_optimizer` (Task.optimizer). `gathering`: the momentum that has
-    gathered gradients at the senders. SGD's weight decay is gathered here with the same momentum.
+    coordinate by coordinate or tensor by tensor; those of the task, `own_optimizer` (Task.optimizer), always work tensor by
+    tensor. `gathering`: the momentum that has gathered gradients at the senders. SGD's weight decay is gathered here with the
+    same momentum.
     """
 
     def __init__(
@@ -56,20 +57,20 @@ class Parameters:
 
     @property
     def in_one_pass(self) -> bool:
-        """True if a device can update the weights like the host."""
+        """True if psnode's own code takes the steps, so that a device can update the weights as the host does."""
         return self._update.in_one_pass
 
     @property
     def vectors(self) -> tuple[torch.Tensor, ...]:
-        """Weights, and the optimizer's memories that have a value per coordinate, each flat in the order of the plan."""
+        """The weights, and the optimizer's memories that have one value per coordinate. Each is flat in the order of the plan."""
         return (self.weights, *self._update.memories.values())
 
     def move_to(self, steps: OptimizerSteps, device_copies: DeviceCopies) -> None:
-        """From now on, update the `device_copies` of `vectors` with `steps`. This is valid only if `in_one_pass`."""
+        """From now on, update the `device_copies` of `vectors` with `steps`. This is allowed only if `in_one_pass` is True."""
         self._update.move_to(steps, device_copies)
 
     def update(self, group: int, total: Any, factor: float, lr: float, idle: Sequence[slice] = ()) -> None:
-        """Take one optimizer step on a group's weights with the gradient factor * `total`, and clear `total`.
+        """Take one optimizer step on a group's weights with the gradient factor * `total`. Then set `total` to 0.
 
         `total`: float32, flat, on the same device as the updated weights. `lr`: the learning rate, without the factors of
         parameter groups. `idle`: ranges of the group without a gradient, ascending. Their weights and memories do not change,

@@ -1,4 +1,4 @@
-"""Model whose trained parameters are the weights x that optimizers update."""
+"""Model whose trained parameters are the weights x, which optimizers update."""
 
 from __future__ import annotations
 
@@ -19,11 +19,15 @@ class ServedModel(FlatModel):
     """Weights of all groups of a plan, in a model with its buffers and frozen parameters."""
 
     def part(self, groups: Iterable[int]) -> WeightsWithoutModel:
-        """Return a copy of the weights of some groups of the plan."""
+        """Return a copy of the weights of the plan's groups with the numbers `groups`."""
         return WeightsWithoutModel.of(part_of(self.plan, groups), self.vector)
 
     def constrain(self, constraint: Constraint) -> None:
-        """Call `constraint`, which may change the model's weights in place or give a parameter other data of its shape."""
+        """Call `constraint` on the model.
+
+        The constraint may change the model's weights in place, or replace a parameter's data by other data of the same shape
+        and dtype.
+        """
         with torch.no_grad():
             constraint(self.model)
         for name, parameter, view in self.moved():
@@ -43,7 +47,7 @@ class ServedModel(FlatModel):
         return state.hexdigest()
 
     def state(self, vector: torch.Tensor | None = None) -> Tensors:
-        """Return the model's state dict. With `vector`, views of it replace the trained parameters, including tied ones."""
+        """Return the model's state dict. If `vector` is given, the trained parameters, including tied ones, are views of it."""
         found: Tensors = tensor_names.state(self.model)
         if vector is None:
             return found

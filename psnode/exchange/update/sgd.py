@@ -1,7 +1,7 @@
 """Stochastic gradient descent on the master in one pass over memory.
 
-torch's SGD makes a pass for every term. The mean and the clearing of the accumulator take two more passes. At 45 MB a
-pass, all these passes are a large part of a step's processor time.
+torch's SGD makes one pass for every operation of a step. The mean of the gradients and the clearing of the sum would take two
+more passes. At 45 MB a pass, all these passes would be a large part of a step's processor time.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ Floats = npt.NDArray[np.float32]
 def descend(
     x: Floats, velocity: Floats, total: Floats, *, factor: float, lr: float, momentum: float, weight_decay: float, nesterov: bool
 ) -> None:
-    """Take one step of torch.optim.SGD on `x` with the gradient factor * total; clear `total`.
+    """Take one step of torch.optim.SGD on `x` with the gradient factor * total. Then set `total` to 0.
 
         d = factor * total + weight_decay * x
         velocity = momentum * velocity + d
         x = x - lr * (d + momentum * velocity if nesterov else velocity)
 
     All arrays are flat float32 of one size; `velocity` is empty if `momentum` is 0. Values are rounded at the same places as
-    in torch's loops over float32; processors that multiply and add in one instruction round a * b + c once. The bits are
-    those of torch, except that a zero may have the other sign.
+    in torch's loops over float32: processors that multiply and add in one instruction round a * b + c once. The bits are those
+    of torch, except that a zero may have the other sign.
     """
     coefficients = np.array([factor, -lr, momentum, weight_decay], np.float32)
     if not momentum:
@@ -42,13 +42,14 @@ def descend(
 def descend_beside(
     x: Floats, velocity: Floats, total: Floats, *, factor: float, lr: float, decay: float, momentum: float, nesterov: bool
 ) -> None:
-    """Take one step on `x` with gradients that senders have gathered with a momentum. Gather weight decay in the same way.
+    """Take one step on `x` with gradients that senders have gathered with a momentum. Then set `total` to 0.
+
+    Weight decay is gathered here with the same momentum:
 
         velocity = momentum * velocity + decay * x
         x = x - lr * (factor * total + (decay * x + momentum * velocity if nesterov else velocity))
 
-    Since the recursion is linear, the momenta of senders and master add up to one momentum of gradient and decay. Clears
-    `total`.
+    Since the recursion is linear, the momenta of senders and master add up to one momentum of gradient and decay.
     """
     coefficients = np.array([factor, -lr, momentum, decay], np.float32)
     _descend_beside(x, velocity, total, nesterov, *coefficients)
@@ -56,7 +57,7 @@ def descend_beside(
 
 @instructions
 def multiply_add(a: np.float32, b: np.float32, c: np.float32) -> np.float32:
-    """Return a * b + c, rounded once if the processor has one instruction for it, otherwise twice."""
+    """Return a * b + c. It is rounded once if the processor has one instruction for both operations, otherwise twice."""
     return fma(a, b, c) if rounds_once() else a * b + c
 
 

@@ -1,4 +1,7 @@
-"""torch's optimizers that work coordinate by coordinate. The master has one optimizer per group, over ranges of coordinates."""
+"""torch's optimizers that work coordinate by coordinate.
+
+The master has one of them for each group, over ranges of coordinates.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ from psnode.tasks.optimizers import COORDINATEWISE, arguments, memories_of
 
 
 class _ParameterRange(NamedTuple):
-    """Coordinates [start, stop) of one parameter group, as a parameter of an optimizer. `counts`: the step counts, by name."""
+    """Coordinates [start, stop) of one parameter group, which an optimizer sees as one parameter.
+
+    `counts`: the step counts of these coordinates, by name.
+    """
 
     start: int
     stop: int
@@ -42,7 +48,7 @@ class TorchUpdate(Update):
         self._begin({name: [ConstantRange(0, plan.size, value)] for name, value in self._kind.counts.items()})
 
     def _begin(self, counts: Mapping[str, Sequence[ConstantRange]]) -> None:
-        """Create the optimizers, with the `counts` of each coordinate."""
+        """Create the optimizers. `counts`: by name of a step count, its values for ranges of coordinates."""
         self.ranges = {group: [each for part in parts for each in self._cut(part, counts)] for group, parts in self.parts.items()}
         self.optimizers = {group: self._over(ranges) if ranges else None for group, ranges in self.ranges.items()}
         for group, optimizer in self.optimizers.items():
@@ -52,7 +58,7 @@ class TorchUpdate(Update):
                 optimizer.state[each.parameter] = {**numbers, **vectors}  # type: ignore[union-attr]
 
     def _cut(self, part: Stretch, counts: Mapping[str, Sequence[ConstantRange]]) -> Iterator[_ParameterRange]:
-        """Yield the pieces of `part` that have the same counts."""
+        """Yield `part` in pieces, each of which has the same counts at all its coordinates."""
         pieces: list[tuple[ConstantRange, dict[str, float]]] = [(ConstantRange(part.start, part.stop, 0), {})]
         for name, runs in counts.items():
             pieces = [(run, {**had, name: run.value}) for piece, had in pieces for run in state_names.within(runs, piece)]
@@ -68,7 +74,7 @@ class TorchUpdate(Update):
         return self._kind.make(groups, lr=self.param_groups[0].config.lr or 0.0, foreach=False)  # type: ignore[call-arg]
 
     def step(self, group: int, total: Floats, factor: float, lr: float, idle: Sequence[slice]) -> None:
-        """Take a step on a group. Its `idle` ranges do not change, but the step also counts in them."""
+        """Take a step on a group. Its `idle` ranges do not change, but the step is included in their step counts."""
         optimizer, begin = self.optimizers[group], self.groups[group].start
         if optimizer is None:
             return
@@ -85,7 +91,7 @@ class TorchUpdate(Update):
 
     @contextlib.contextmanager
     def _unmoved(self, group: int, idle: Sequence[slice]) -> Iterator[None]:
-        """Restore weights and memories in the `idle` ranges when the context ends."""
+        """Return a context that restores weights and memories in the `idle` ranges when it ends."""
         vectors = self.memory(group)
         before = [[vector[part].clone() for part in idle] for vector in vectors]
         yield
@@ -94,7 +100,7 @@ class TorchUpdate(Update):
                 vector[part] = value
 
     def state(self) -> Tensors:
-        """Return views of the memories, and copies of the counts."""
+        """Return views of the memories, and copies of the step counts."""
         found = super().state()
         for name in self._kind.counts:
             runs = [

@@ -1,4 +1,4 @@
-"""Optimizers of the master, over the ranges of groups and parameter groups."""
+"""Optimizers of the master. Their settings apply to ranges of coordinates, which lie in one group and one parameter group."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ class Stretch(NamedTuple):
 
 
 def stretches(plan: Plan, param_groups: Mapping[str, int]) -> dict[int, list[Stretch]]:
-    """Return, by group, the group's coordinates in order, cut where the parameter group of the tensor changes.
+    """Return, by group, the coordinates of the group as Stretches, in order. They are cut where the parameter group changes.
 
-    `param_groups`: the number of a tensor's parameter group, by name; 0 for a tensor that is not in it.
+    `param_groups`: the number of a tensor's parameter group, by the tensor's name. A tensor whose name is missing has number
+    0.
     """
     found = {}
     for group, inside in zip(plan.groups, state_names.overlaps(plan, plan.groups), strict=True):
@@ -57,7 +58,7 @@ def stretches(plan: Plan, param_groups: Mapping[str, int]) -> dict[int, list[Str
 class Update(ABC):
     """Update of `weights`, flat in the order of the plan, one group at a time, with the optimizer's memories.
 
-    `in_one_pass`: True if psnode's own code takes the steps, so that a device can take them too.
+    `in_one_pass`: True if psnode's own code takes the steps, so that a device can take them as well.
     """
 
     in_one_pass: ClassVar[bool] = False
@@ -76,17 +77,17 @@ class Update(ABC):
 
     @abstractmethod
     def step(self, group: int, total: Any, factor: float, lr: float, idle: Sequence[slice]) -> None:
-        """Take one step on a group with the gradient factor * `total`, and clear `total`. The `idle` ranges do not change.
+        """Take one step on a group with the gradient factor * `total`. Then set `total` to 0. The `idle` ranges do not change.
 
         `total`: an array, or a tensor on the device of the weights.
         """
 
     def move_to(self, steps: OptimizerSteps, device_copies: DeviceCopies) -> None:
-        """From now on, update the `device_copies` of weights and memories with `steps`. Valid only if `in_one_pass`."""
+        """From now on, update the `device_copies` of weights and memories with `steps`. Allowed only if `in_one_pass` is True."""
         self.steps, self._device_copies = steps, device_copies
 
     def vectors(self) -> list[Any]:
-        """Return weights and memories, flat: arrays on the host, or the copies on a device if these are updated instead."""
+        """Return weights and memories, each flat: arrays on the host, or the copies on a device if these are updated instead."""
         homes = (self.weights, *self.memories.values())
         return [home.numpy() if self._device_copies is None else self._device_copies.of(home) for home in homes]
 
@@ -118,14 +119,14 @@ class Update(ABC):
             raise CheckpointError(f"the checkpoint's optimizer does not fit this run's: {lacking[0][:200]} is missing")
 
     def _counts(self, name: str) -> bool:
-        """Return True if memory `name` is one number per range."""
+        """Return True if memory `name` has one number for each range, instead of one per coordinate."""
         return False
 
 
 class Descent(Update):
-    """Update by SGD in one pass of psnode's own, with torch's results (psnode.exchange.update.sgd).
+    """Update by SGD in one pass of psnode's own code, with the same results as torch (psnode.exchange.update.sgd).
 
-    `gathering`: the momentum that has gathered gradients at the senders. Weight decay is gathered here in the same way.
+    `gathering`: the momentum that has gathered gradients at the senders. Weight decay is gathered here with the same momentum.
     """
 
     in_one_pass = True
@@ -176,9 +177,11 @@ R = TypeVar("R", bound=_Range)
 
 
 def moving(begin: int, size: int, ranges: Iterable[R], idle: Sequence[slice]) -> Iterator[tuple[R, slice]]:
-    """Yield each range with its parts outside `idle`. The parts are slices counted from `begin` and below `size`.
+    """Yield each of `ranges` with each of its parts outside `idle`.
 
-    `idle`: slices in ascending order.
+    Parts are slices counted from `begin` and end at most at `size`.
+
+    `idle`: slices, counted from `begin`, in ascending order.
     """
     for part in _between(idle, size):
         for each in ranges:
@@ -188,6 +191,6 @@ def moving(begin: int, size: int, ranges: Iterable[R], idle: Sequence[slice]) ->
 
 
 def _between(idle: Sequence[slice], size: int) -> list[slice]:
-    """Return the ranges of 0..size-1 outside `idle`."""
+    """Return the slices of 0..size-1 that lie between the slices `idle`."""
     edges = [0, *(edge for part in idle for edge in (part.start, part.stop)), size]
     return [slice(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True) if start < stop]

@@ -21,7 +21,7 @@ Newest = Callable[[torch.Tensor], torch.Tensor]  # returns the newest values of 
 
 
 def unchanged(view: torch.Tensor) -> torch.Tensor:
-    """Return `view`, which holds the newest values unless a device has newer values."""
+    """Return `view` itself. This is right if no device has newer values."""
     return view
 
 
@@ -32,20 +32,28 @@ class Weights(Protocol):
     def vector(self) -> torch.Tensor: ...
 
     def constrain(self, constraint: Constraint) -> None:
-        """Call `constraint`, which may change the model's weights in place or give a parameter other data of its shape."""
+        """Call `constraint` on the model.
+
+        The constraint may change the model's weights in place, or replace a parameter's data by other data of the same shape
+        and dtype.
+        """
 
     def digest(self, newest: Newest = unchanged) -> str:
         """Return xxh3_128 of the bytes of all weights, including frozen weights."""
 
     def state(self, vector: torch.Tensor | None = None) -> Tensors:
-        """Return tensors for a checkpoint, by name: views of `vector`, by default x, and untrained tensors."""
+        """Return tensors for a checkpoint, by name: trained tensors, which are views of `vector` (by default x), and all others.
+        """
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Load the result of `state`. Raises CheckpointError if it does not fit."""
 
 
 class WeightsWithoutModel:
-    """Weights without a model: only the trained tensors of `plan`, flat. `vector` must already hold the values."""
+    """Weights without a model: only the trained tensors of `plan`, in one flat vector.
+
+    `vector` must already hold the values.
+    """
 
     def __init__(self, plan: Plan, vector: torch.Tensor) -> None:
         self.vector = vector
@@ -62,16 +70,16 @@ class WeightsWithoutModel:
         raise ConfigurationError("Task.constrain needs the whole model where weights are updated")
 
     def digest(self, newest: Newest = unchanged) -> str:
-        """Return xxh3_128 of x, in the order of the plan."""
+        """Return the xxh3_128 of the bytes of x, in the order of the plan."""
         return xxhash.xxh3_128_hexdigest(bits(newest(self.vector)))
 
     def state(self, vector: torch.Tensor | None = None) -> Tensors:
-        """Return flat views of `vector`, by default x, by tensor."""
+        """Return the tensors of the plan, by name, as flat views of `vector` (by default x)."""
         held = self.vector if vector is None else vector
         return {name: held[where] for name, where in self._places.items()}
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Load the result of `state`, with tensors of any shape. Raises CheckpointError if it does not fit."""
+        """Load the result of `state`, where tensors may have any shape. Raises CheckpointError if it does not fit."""
         for name, view in self.state().items():
             if name not in tensors or tensors[name].numel() != view.numel():
                 raise CheckpointError(f"the checkpoint's model does not fit this network: {name} is missing or of another size")

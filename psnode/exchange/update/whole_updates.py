@@ -1,4 +1,4 @@
-"""Optimizers of whole tensors on the master, one per tensor: torch's optimizers, by name, or the task's own."""
+"""Optimizers of the master that need whole tensors, one per tensor: torch's optimizers, by name, or the task's own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _OWN = "@"  # prefix of numbers from the optimizer's parameter groups
 
 
 class _Own(NamedTuple):
-    """A tensor and its optimizer, whose parameter groups have learning rates of `factors` times the run's learning rate."""
+    """A tensor and its optimizer.
+
+    `factors`: for each parameter group of the optimizer, its learning rate divided by the run's learning rate.
+    """
 
     name: str
     start: int
@@ -35,8 +38,8 @@ class _Own(NamedTuple):
 class WholeUpdate(Update):
     """Update by one optimizer per tensor. Each tensor lies in one group. A tensor without a gradient is skipped, as in torch.
 
-    `own`: makes the task's optimizers. If it is None, the settings of a tensor's parameter group determine the optimizer.
-    `param_group_of`: the number of this parameter group, by name of the tensor.
+    `own`: a function that makes the task's optimizers. If it is None, the settings of a tensor's parameter group determine the
+    optimizer. `param_group_of`: the number of this parameter group, by name of the tensor.
     """
 
     def __init__(
@@ -84,9 +87,9 @@ class WholeUpdate(Update):
         total[:] = 0
 
     def state(self) -> Tensors:
-        """Return the optimizers' memories of each tensor, and numbers of their parameter groups.
+        """Return the memories that the optimizers keep for each tensor, and numbers in the optimizers' parameter groups.
 
-        Only numbers that have changed since the start are returned, without the learning rate.
+        Of these numbers, only those that have changed since the start are returned, and never the learning rate.
         """
         found = {}
         for own in (each for tensors in self._tensors.values() for each in tensors):
@@ -131,7 +134,10 @@ def _made(name: str, parameter: nn.Parameter, param_group: ParamGroup) -> tuple[
 def _taken(
     name: str, parameter: nn.Parameter, param_group: ParamGroup, own: MakeOptimizer
 ) -> tuple[torch.optim.Optimizer, list[float]]:
-    """Return the task's optimizer, and the learning rates of its parameter groups divided by the run's learning rate."""
+    """Return the optimizer that the task makes for a tensor, and factors for the learning rates of its parameter groups.
+
+    A factor is the learning rate of a parameter group divided by the run's learning rate.
+    """
     optimizer = own(name, parameter)
     held = optimizer.param_groups if isinstance(optimizer, torch.optim.Optimizer) else []
     if [id(each) for group in held for each in group["params"]] != [id(parameter)]:
