@@ -42,8 +42,7 @@ class Weights(Protocol):
         """Return xxh3_128 of the bytes of all weights, including frozen weights."""
 
     def state(self, vector: torch.Tensor | None = None) -> Tensors:
-        """Return tensors for a checkpoint, by name: trained tensors, which are views of `vector` (by default x), and all others.
-        """
+        """Return tensors for a checkpoint, by name: trained tensors, as views of `vector` (by default x), and all others."""
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Load the result of `state`. Raises CheckpointError if it does not fit."""
