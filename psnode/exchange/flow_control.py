@@ -56,7 +56,7 @@ class FlowControl:
 
     Threads that send weights call `sent`. All other methods are called by the thread that decides which ranks are asked and
     held. `weights`: bytes of all weights in float32. The limit is max(64 MiB, twice `weights`). The bytes in flight can exceed
-    it by at most one version, with which they reach the limit, and all weights once.
+    it by at most the version with which they reach the limit, and by one whole set of weights.
     """
 
     def __init__(self, weights: int) -> None:

@@ -168,10 +168,8 @@ class GradientSender:
     def give_back_parts(self, step: int, factors: Mapping[int, np.float32]) -> None:
         """Return the unused parts of groups to the residuals, see `give_back`.
 
-        `factors`: by group, the part that was used, 0 to 1.
-
-        Of a group's payload the part 1 - factor returns. This number is float32, and its product with the decoded payload is
-        float32 too.
+        `factors`: by group, the part that was used, 0 to 1. Of a group's payload the part 1 - factor returns. This number is
+        float32, and so is its product with the decoded payload.
         """
         for index, factor in factors.items() if step == self._round.last_step else ():
             if (sent := self._sent.pop(index, None)) is not None:

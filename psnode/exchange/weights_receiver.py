@@ -188,9 +188,10 @@ class Receiver:
         return self._root is not None and self._early.is_replaced(self.version)
 
     def _place(self, part: Frame) -> None:
-        """Apply a part of the expected version. A part that the worker does not need, or cannot use, is dropped or is an error.
+        """Apply a part of the expected version. With a `root`, drop a part that is not needed or cannot be used.
 
-        Whole weights may come twice if a worker is suspended and readmitted immediately.
+        Without a `root`, such a part is an error, unless it holds whole weights. These may come twice if a worker is suspended
+        and readmitted immediately.
         """
         useless = part.group not in self.missing
         without_base = part.kind is Kind.DELTA and self._skipped

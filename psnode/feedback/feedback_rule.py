@@ -70,7 +70,7 @@ class Feedback(ABC):
 
     @property
     def sums(self) -> bool:
-        """True if the rule `only_adds` and never scales the residual down. Then subtracting the gradient undoes a push."""
+        """True if the rule `only_adds` and forgets no part of the residual. Then subtracting the gradient undoes a push."""
         return False
 
     @abstractmethod

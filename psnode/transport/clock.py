@@ -30,11 +30,9 @@ class Clock:
 
     @contextmanager
     def listening(self, until: float) -> Iterator[float]:
-        """Return a context for a wait.
+        """Return a context for a wait. It yields the maximum length of the wait: the seconds until `until`, between 0.2 and 1.
 
-        It yields the longest time of the wait: the seconds until `until`, at least 0.2 and at most 1.
-
-        If the wait exceeds this time by more than half a second, the excess does not count. If the last wait ended more than a
+        If the wait takes over half a second longer than that, the excess does not count. If the last wait ended more than a
         second ago, the time between the two waits does not count either.
         """
         begun = self._monotonic()

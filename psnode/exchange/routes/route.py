@@ -62,7 +62,7 @@ class Route:
 class CopiedRoute(Route):
     """Route on which every reader is a root: it completes the sum and updates the weights, only for itself.
 
-    So no weights are sent.
+    So no weights are sent to other ranks.
     """
 
     @property

@@ -137,7 +137,7 @@ class Downlink:
             self._aim[group.start : group.stop] = self._x[group.start : group.stop]
 
     def send(self, group: Group, version: int) -> int:
-        """Send the group's part of `version` to its recipients. Return the bytes of one frame for each recipient, added up.
+        """Send the group's part of `version` to its recipients. Return the bytes of its frame, counted once for each recipient.
 
         Frames that one recipient forwards to another are counted too. Only one thread at a time may send a group.
         """
@@ -157,11 +157,9 @@ class Downlink:
         return self._post(group, frame, Kind.DELTA, version)
 
     def send_dense(self, group: Group, version: int, ranks: Sequence[int] | None = None) -> int:
-        """Send the group's y uncoded to those of `ranks` that are its readers.
+        """Send the group's y uncoded to `ranks`, or to its usual recipients if `ranks` is None. Return the bytes of all frames.
 
-        If `ranks` is None, send it to the usual recipients.
-
-        `ranks` are ranks that have no y yet, or an old y. They get the frame directly. Returns the bytes of all frames.
+        `ranks` are ranks that have no y yet, or an old y. Those of them that read this group get the frame directly.
         """
         frame = self._frames.begin(group.index, 1, wire.padded(_IDENTITY.max_nbytes((group.size,))))
         payload = _IDENTITY.encode(self.mover.whole(group), Key.derive(0), out=frame.room)

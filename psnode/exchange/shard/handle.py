@@ -51,11 +51,11 @@ class RoundsHandle(Protocol):
 
     @property
     def needs_all(self) -> bool:
-        """True if workers have parts of the weights. Then the run cannot go on without any one of them, and `withdraw` raises."""
+        """True if workers have parts of the weights. Then the run cannot go on if one of them is lost, and `withdraw` raises."""
 
     @property
     def holders(self) -> frozenset[int]:
-        """The other ranks that have parts of the weights. The run cannot go on without any one of them: `withdraw` raises."""
+        """The other ranks that have parts of the weights. If one of them is lost, the run cannot go on, and `withdraw` raises."""
 
     @property
     def readmits(self) -> bool:
@@ -118,17 +118,17 @@ class WeightsHandle(Protocol):
 
     @property
     def replica(self) -> Floats:
-        """y, flat in the order of the plan."""
+        """y, the weights that every recipient holds, flat in the order of the plan."""
 
     def digest(self) -> str:
-        """Return xxh3_128 of the bytes of all weights, both x and frozen weights, see Weights.digest."""
+        """Return xxh3_128 of the bytes of all weights: x, and the weights that are not trained. See Weights.digest."""
 
 
 class HeldState(Protocol):
     """State of one version, from which a checkpoint is written."""
 
     def state(self) -> ShardState:
-        """Return model, optimizer and y."""
+        """Return the state: the model, the optimizer's memories, and y, the weights that every recipient holds."""
 
     def norms(self) -> Tensors:
         """Return the norms of pushes with which later pushes are compared."""

@@ -170,7 +170,10 @@ class Reduction:
         return [event for each in ready if each.group == closing.group for event in self._close(each)]
 
     def _settle(self, group: Group) -> list[Refused | Scaled]:
-        """Add the group's suspicious pushes, whole or scaled, or drop them, by the verdict on each worker's whole gradient."""
+        """Add the group's suspicious pushes whole, or scaled, or not at all.
+
+        The verdict on the worker's whole gradient decides on each push.
+        """
         suspects, self._suspects[group.index] = self._suspects[group.index], []
         events: list[Refused | Scaled] = []
         for frame, weight in suspects:
@@ -197,11 +200,9 @@ class Reduction:
         return float(np.float32(beyond.usual / beyond.norm))
 
     def _add_part(self, part: MeasuredPayload, step: int, weight: float) -> None:
-        """Decode and add a part of a push.
+        """Decode and add a part of a push, or merge it with the other parts of its step if parts of its segment are merged.
 
-        If parts of this segment are merged, merge it with the other parts of its step instead.
-
-        The merged part is decoded when the group is closed.
+        A merged part is decoded when the group is closed.
         """
         segment, payload, _ = part
         if self._merges[segment.index]:

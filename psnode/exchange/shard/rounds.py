@@ -34,8 +34,8 @@ class Rounds(Generic[T]):
     version on which the worker's next gradient may be computed.
 
     The record of awaited workers is updated with every gradient, so that the cost of an offer does not depend on the number of
-    workers. It lists workers in the order in which their bases rose. So the rule sees the workers with the oldest bases first,
-    for which a bound on staleness may have to wait.
+    workers. It lists workers in the order in which their bases last rose. So the workers for which a bound on staleness waits
+    come first, and the rule finds them immediately.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Rounds(Generic[T]):
         return True
 
     def restore(self, gradients: Iterable[tuple[Origin, T]]) -> None:
-        """Queue, for the next round, the gradients that still waited when the run was stopped that is now resumed."""
+        """Queue, for the next round, the gradients that were kept when an earlier start of this run was stopped."""
         for origin, gradient in gradients:
             if origin.slot in self._held:
                 self._held[origin.slot].append((origin, gradient))

@@ -291,7 +291,7 @@ class Shard:
         return self._own_code and self._device_copies is None
 
     def state(self) -> ShardState:
-        """Return model, optimizer and y, for a checkpoint. Call this while no group is open."""
+        """Return the state for a checkpoint: the model, the optimizer's memories, and y. Call this while no group is open."""
         average = {} if self._average is None else self._weights.state(self._average.vector)
         found = ShardState(self._weights.state(), self._parameters.state(), self._downlink.state(), average)
         if self._constrained:  # a constrained shard has nothing on a device

@@ -98,10 +98,10 @@ class DeviceSteps:
 
 
 def checked_steps(device: torch.device) -> tuple[DeviceSteps | None, str]:
-    """Return steps whose results on `device` equal the host's. If there are none, return None and the reason in one line.
+    """Return steps whose results on `device` equal the host's. If a result differs, return None and the reason in one line.
 
-    A good result of the check is kept in a file, which is valid for the source of the kernels and their callers, the device,
-    the driver and versions. Raises ConfigurationError without CuPy.
+    A kernel that fails is such a reason, too. If all results are equal, this is recorded in a file, which is valid for the
+    source of the kernels and their callers, the device, the driver and versions. Raises ConfigurationError without CuPy.
     """
     from psnode.codecs.device.cupy.row_kernels import DeviceIdentity, import_cupy
     from psnode.codecs.rows.compiled import write_whole

@@ -179,9 +179,8 @@ R = TypeVar("R", bound=_Range)
 def moving(begin: int, size: int, ranges: Iterable[R], idle: Sequence[slice]) -> Iterator[tuple[R, slice]]:
     """Yield each of `ranges` with each of its parts outside `idle`.
 
-    Parts are slices counted from `begin` and end at most at `size`.
-
-    `idle`: slices, counted from `begin`, in ascending order.
+    The parts are slices counted from `begin`, and end at most at `size`. `idle`: slices, counted from `begin`, in ascending
+    order.
     """
     for part in _between(idle, size):
         for each in ranges:

@@ -22,9 +22,7 @@ class Farewell:
     def due(self, alive: frozenset[int]) -> frozenset[int]:
         """Return the ranks to which this rank, which has closed its transport, must send a farewell now.
 
-        Each is returned only once.
-
-        `alive`: the ranks that are not lost.
+        Each rank is returned only once. `alive`: the ranks that are not lost.
         """
         if self._said or (self._rank == 0 and not self._all_heard(alive)):
             return frozenset()

@@ -1,4 +1,4 @@
-"""Sleep until a message comes. MPI has no call for this: a thread that waits in MPI occupies a core, or it polls.
+"""Sleep until a message comes. MPI has no call for this: a thread that waits in MPI occupies a core.
 
 The kernel reports bytes that arrive on MPI's TCP sockets. Ranks of one host exchange messages through shared memory, so they
 wake each other with datagrams to a socket called the doorbell. Both signals only end a sleep early: a thread that is not woken

@@ -46,11 +46,11 @@ class ComingState:
         return not self._parts
 
     def state(self) -> ShardState:
-        """Return model, optimizer and y, after all parts have come."""
+        """Return the state: the model, the optimizer's memories, and y. Call this after all parts have come."""
         return shard_state(self._joined.files, self._plan, self._weights)
 
     def norms(self) -> Tensors:
-        """Return the norms with which later pushes are compared, after all parts have come."""
+        """Return the norms of pushes with which later pushes are compared. Call this after all parts have come."""
         return dict(self._joined.files.get(checkpoint.NORMS, {}))
 
 

@@ -57,8 +57,8 @@ class DistributedShard:
     `estimates`: True if gradients are clipped by the norm of the previous version. Events of `own` are in the inbox. The
     master passes Squares events to `note_squares`, and handles all other events itself.
 
-    If shards have different groups, the run cannot go on without a rank that has a shard: `withdraw` raises TransportError. If
-    these shards are on workers, it cannot go on without any one worker, and `force` raises, too. If all shards have the same
+    If shards have different groups, the loss of a rank that has a shard ends the run: `withdraw` raises TransportError. If
+    these shards are on workers, the loss of any worker ends the run, and `force` raises, too. If all shards have the same
     groups, `withdraw` makes them agree on the gradients of the lost rank in the open round. The lost rank cannot come back,
     since it would need weights and memories of all versions that it has missed.
     """
@@ -136,7 +136,7 @@ class DistributedShard:
         self._order("admit", ranks=sorted(ranks), version=version)
 
     def open(self, now: Round) -> None:
-        """Open round `now` for all groups."""
+        """Open round `now` for all groups, in all shards."""
         self._round, self._unfinished = now, {rank: set(part.groups) for rank, part in self._remote.items()}
         self._copied.open()
         self._ranks -= self._withdrawn
@@ -306,7 +306,7 @@ class DistributedShard:
     def _close(self, event: GroupClosed, rank: int) -> GroupClosed | None:
         """Record that the shard of `rank` has closed a group.
 
-        If all its shards have now closed it, return one event for all of them.
+        If all its shards have now closed it, return one event for all of them, otherwise None.
         """
         self._unfinished[rank].discard(event.group)
         self._state.changed()
@@ -370,7 +370,7 @@ class DistributedShard:
 
     @property
     def replica(self) -> Floats:
-        """y, flat in the order of the plan."""
+        """y, the weights that every recipient holds, flat in the order of the plan. It is fetched if it is not known."""
         return self._state.replica
 
     def digest(self) -> str:
@@ -380,7 +380,7 @@ class DistributedShard:
     # checkpoints
 
     def state(self) -> ShardState:
-        """Return copies of model, optimizer and y."""
+        """Return copies of the state: the model, the optimizer's memories, and y, the weights that every recipient holds."""
         return self._state.copies()
 
     def hand_over(self, version: int) -> ComingState:
@@ -410,7 +410,7 @@ class DistributedShard:
             self._own.shard.before_change(tell)
 
     def norms(self) -> Tensors:
-        """Return the norms with which later pushes are compared."""
+        """Return the norms of pushes with which later pushes are compared."""
         return self._state.norms()
 
     def facts(self) -> dict[str, float]:

@@ -42,7 +42,7 @@ class FetchedState:
 
     @property
     def replica(self) -> Floats:
-        """y, flat in the order of the plan."""
+        """y, the weights that every recipient holds, flat in the order of the plan."""
         files = self._files()
         named = files.get(checkpoint.REPLICA) or {f"replica/{name}": value for name, value in files[checkpoint.MODEL].items()}
         found: Floats = flat({name.partition("/")[2]: value for name, value in named.items()}, self._plan).numpy()
@@ -54,7 +54,7 @@ class FetchedState:
         return self._weights.digest()
 
     def copies(self) -> ShardState:
-        """Return copies of model, optimizer and y."""
+        """Return copies of the state: the model, the optimizer's memories, and y, the weights that every recipient holds."""
         return shard_state(self._files(), self._plan, self._weights)
 
     def norms(self) -> Tensors:

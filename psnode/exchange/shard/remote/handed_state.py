@@ -41,7 +41,7 @@ class HandedState(Checkpoint):
 
     @cached_property
     def renaming(self) -> Rename:
-        """Return str, which changes no name, since all names are already those of the present layout."""
+        """The function that renames tensors. It is `str`, since all names are already those of the present layout."""
         return str
 
     def has(self, name: str) -> bool:
