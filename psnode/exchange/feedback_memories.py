@@ -89,7 +89,7 @@ class FeedbackMemories:
     def _held(self, coders: Sequence[SegmentCoder]) -> dict[str, Floats]:
         """Return the memories in use, by name MEMORY/TENSOR.
 
-        These are the memories of all segments, cut into the tensors that have a part in the segment.
+        A tensor has a memory if one of the segments in which it has a part has this memory.
         """
         return {
             f"{memory}/{name}": self._vectors[memory][self._places[name]]

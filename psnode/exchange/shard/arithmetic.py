@@ -27,7 +27,7 @@ class Arithmetic(Protocol):
         """Add the decoded payload of one segment of a push, times `weight`, to the sum."""
 
     def add_payload(self, segment: Segment, payload: Payload, weight: float) -> None:
-        """Add the decoded payload, which was not measured before, times `weight`, to the sum. Raises CodecError."""
+        """Add a decoded payload, which was not measured before, times `weight`, to the sum. Raises CodecError."""
 
     def total(self, group: Group) -> Floats:
         """Return the group's sum on the host. The caller must not change it."""

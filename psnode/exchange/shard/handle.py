@@ -55,7 +55,10 @@ class RoundsHandle(Protocol):
 
     @property
     def holders(self) -> frozenset[int]:
-        """The other ranks that have parts of the weights. If one of them is lost, the run cannot go on, and `withdraw` raises."""
+        """The other ranks that update weights.
+
+        If one of them is lost, the run cannot go on, unless each of them updates all weights.
+        """
 
     @property
     def readmits(self) -> bool:

@@ -214,7 +214,7 @@ class ShardServer:
         self._withdrawn(rank)
 
     def _open(self, version: int, first_step: int, steps: int, lr: float) -> None:
-        """Open a round, and take the frames that have come for it too early."""
+        """Open a round, and take the frames of this round that have come before the call."""
         self._rates[version] = lr
         self._rates.pop(version - _EARLIER, None)
         self._version, self._unfinished = version, set(self._groups)
