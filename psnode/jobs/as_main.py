@@ -1,4 +1,4 @@
-"""Execution of the user's program as by `python PROGRAM.py`. When rank 0 ends, the launcher is informed."""
+"""Execution of the user's program as if by `python PROGRAM.py`. The end of rank 0 is reported to the launcher."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ _WAYS_OUT = ("_exit", "execv", "execve")  # functions of os that leave the proce
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Run the program in the module __main__, in place of its contents, so that pickles and spawned processes find it."""
+    """Run the program `arguments[0]` in the module __main__, so that pickles and spawned processes find its names there.
+
+    The previous contents of __main__ are removed.
+    """
     path = os.path.abspath(arguments[0])
     job_end.watch()
     for name in _WAYS_OUT:
@@ -36,9 +39,9 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def _telling(leave: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that reports the end of this process and then calls `leave`.
+    """Return a function that first reports the end of this process to the launcher, and then calls `leave`.
 
-    In a fork of this process, it reports nothing.
+    In a fork of this process, the function only calls `leave`.
     """
     own = os.getpid()
 

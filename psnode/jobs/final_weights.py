@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 def hand_out(
     model: torch.nn.Module, run: Path, step: int, code: int, channel: FrameChannel, ranks: Iterable[int], patience: float
 ) -> None:
-    """Load the checkpoint of `step` into rank 0's `model`, and send its weights and the exit code to all ranks.
+    """Load the checkpoint of `step` into rank 0's `model`, and send its weights and the exit code `code` to `ranks`.
 
-    If the job was stopped (`code` is not 0), only the exit code is sent. `patience` is the time limit of each message in seconds.
+    If the job was stopped (`code` is not 0), only the exit code is sent. `patience`: the time limit of each message in
+    seconds.
     """
     values: dict[str, torch.Tensor] = {}
     if code == 0:

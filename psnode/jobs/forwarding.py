@@ -1,4 +1,7 @@
-"""Forwarding of mpirun's output by the launcher. Otherwise mpirun would end the job when the output's reader closes it."""
+"""Forwarding of mpirun's output by the launcher.
+
+If mpirun wrote to the output itself, it would end the job as soon as the reader of the output closes it.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,11 @@ _KEPT = 1 << 16  # bytes kept from the beginning of standard error
 
 
 class Forwarding:
-    """Pipes that replace descriptors 1 and 2 of a process. If both lead to the same file, they share one pipe, to keep the order.
+    """Pipes that take the output of a process, its descriptors 1 and 2, and pass it on to the descriptors 1 and 2 of this
+    process.
 
-    If the output is a terminal, pseudo-terminals are used, so that progress bars work in the process.
+    If both descriptors lead to the same file, they share one pipe, so that the order of the output is kept. If the output is
+    a terminal, pseudo-terminals replace the pipes, so that progress bars work in the process.
     """
 
     def __init__(self) -> None:
@@ -37,7 +42,7 @@ class Forwarding:
         return self
 
     def begin(self) -> None:
-        """Close the writing ends, which the process has inherited, and start the forwarding."""
+        """Start the forwarding. Call this when the process has inherited the writing ends, since they are closed here."""
         self._close_writing()
         for source, target in self._ends:
             self._threads.append(threading.Thread(target=self._copy, args=(source, target), name="psnode-output", daemon=True))
@@ -69,7 +74,7 @@ class Forwarding:
 
 
 def _channel(target: int) -> tuple[int, int]:
-    """Return the reading and the writing end of a channel.
+    """Return the reading end and the writing end of a channel for output to descriptor `target`.
 
     If `target` is a terminal, the channel is a raw pseudo-terminal of the same size; otherwise it is a pipe.
     """

@@ -26,11 +26,11 @@ def export_folder(
 ) -> tuple[int, int]:
     """Write a checkpoint of a run to the folder `output`. Return its step and the number of tensors in the run's model.
 
-    `model_config`: the config.json of the run's model, or the folder that contains it. With this file, transformers makes the
-    model, and no other code is executed. Without it, the task must be executed, because only the task knows the model's
-    configuration. In this case `task` names the task, or `trust_run` allows the code that is named in the run's record. The
-    folder is written by save_pretrained of the model; the model, or exactly one part of it, must be a model of transformers.
-    Raises ConfigurationError if the task has no such model, and CheckpointError.
+    `model_config`: the config.json of the run's model, or the folder that contains it. With this file, transformers makes
+    the model, and no other code is executed. Without it, the task must be executed, because only the task knows the
+    model's configuration. Then either `task` names the task, or `trust_run` permits the execution of the code that the
+    run's record names. The model, or exactly one part of it, must be a model of transformers, whose save_pretrained writes
+    the folder. Raises ConfigurationError if the task has no such model, and CheckpointError.
     """
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ConfigurationError(f"--output {output} exists already: name a folder that is new or empty")
@@ -57,9 +57,9 @@ def export_folder(
 
 
 def _require_task(train_dir: Path, task: str | None, *, named: bool) -> None:
-    """Raise ConfigurationError for a run of a session, unless a task is `named`.
+    """Raise ConfigurationError if the run is that of a session and no task is `named`.
 
-    Only the program of the session can make the model.
+    Without a task, only the session's program can make the model.
     """
     if task is not None and task.startswith(PASSED) and not named:
         raise ConfigurationError(
@@ -70,11 +70,11 @@ def _require_task(train_dir: Path, task: str | None, *, named: bool) -> None:
 
 
 def _of_config(place: Path, task: str | None, tensors: Mapping[str, torch.Tensor]) -> nn.Module:
-    """Return a model of transformers from the config.json in `place`.
+    """Return a model of transformers made from the config.json in `place`.
 
-    Its class is the one that `task` names, otherwise the one in the config.json. `task`: the task in the run's record. The model
-    gets the dtype of the run's `tensors`. Only code of transformers is executed. Raises ConfigurationError if there is no such
-    model.
+    Its class is the one that `task` names if transformers has this class, otherwise the one named in the config.json. `task`:
+    the task in the run's record. The model gets the dtype of the run's `tensors`. Only code of transformers is executed.
+    Raises ConfigurationError if no model can be made from the config.json.
     """
     from psnode.tasks.torchvision_ops import import_torchvision
 

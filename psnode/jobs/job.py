@@ -46,8 +46,8 @@ _MAY_BE_IGNORED = (signal.SIGINT, signal.SIGHUP)  # ignored under nohup, or if a
 def run(config: Config, task: Task | None = None) -> int:
     """Run this process's part of the job that `config` describes, and return the exit code. Raises PsnodeError.
 
-    With `local`, the master and the workers are threads of this process. Otherwise the process is one rank of an MPI job. `task`,
-    if given, replaces the task that `config` names; every rank must pass an equal instance.
+    If the setting `local` is given, the master and the workers are threads of this process. Otherwise the process is one rank
+    of an MPI job. `task`, if given, replaces the task that `config` names; every rank must pass an equal instance.
     """
     refuse_to_run_anew()
     streams.outlast()
@@ -80,7 +80,7 @@ def _run(config: Config, task: Task | None) -> int:
 
 
 def refuse_to_run_anew() -> None:
-    """Raise ConfigurationError in a process that was started only to load batches, but runs the whole program again."""
+    """Raise ConfigurationError in a process that was started to load batches, but runs the user's whole program again."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise ConfigurationError(
             "a process that loads batches runs the program again: put the start of the run under `if __name__ == '__main__':`"
@@ -162,7 +162,7 @@ def _predicted(config: Config, task: Task, topologies: Sequence[str], hosts: Job
 
 
 def _leave_at_once(code: int) -> None:
-    """Log the current error, if there is one, and exit."""
+    """Log the current error, if there is one, and exit without MPI_Finalize."""
     error = sys.exception()
     if isinstance(error, PsnodeError):
         _LOG.error("error: %s", error)
@@ -192,9 +192,10 @@ def exit_without_mpi(code: int) -> NoReturn:
 
 @contextlib.contextmanager
 def signals(inbox: Inbox) -> Iterator[None]:
-    """Turn INT, TERM, USR1 and HUP into events of `inbox` inside the context. A second INT ends the process as usual.
+    """Turn the signals INT, TERM, USR1 and HUP into events of `inbox` inside the context.
 
-    If the process ignored INT or HUP before, the signal stays ignored.
+    A second INT ends the process as usual. If the process already ignored INT or HUP, it continues to ignore this signal.
+    Outside the main thread, signals are left as they are.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -226,10 +227,11 @@ def hello() -> bytes:
 
 
 def stated_threads(config: Config) -> int:
-    """Return the number of threads stated for this process; 0 if rank 0 shall divide the cores among the ranks.
+    """Return the number of threads that the user has stated for this process; 0 if rank 0 shall divide the cores among the
+    ranks.
 
-    If OMP_NUM_THREADS is set, its value is returned. Otherwise, the result is the number of all cores for local workers, which
-    take turns, and 0 for all other jobs.
+    If OMP_NUM_THREADS is set, its value is returned. Otherwise the result is the number of all cores if the workers are
+    threads of this process, because they take turns. For all other jobs it is 0.
     """
     return asked_threads() or (usable_cores() if config.local is not None else 0)
 

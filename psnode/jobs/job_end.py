@@ -1,10 +1,11 @@
-"""Marks by which rank 0 informs the launcher of the end of its job, since mpirun's exit code is 0 if every rank was killed.
+"""Marks in a file by which rank 0 informs the launcher of the end of its job.
 
-`psnode launch` names a file in an environment variable. Rank 0 writes three marks to this file: that a job has begun, the code
-with which the job has ended, and that the process exits normally. Every command of psnode, and every program started by `psnode
-launch`, reports a normal exit (`watch`), even without a job. If rank 0 runs on another host, it leaves no file on the launcher's
-host. The launcher stores the signal that asked it to stop in a second file next to the first, since the ranks get USR1 from
-mpirun for every signal.
+The launcher needs them because mpirun's exit code is 0 if every rank was killed. `psnode launch` names the file in an
+environment variable. Rank 0 writes three marks to it: that a job has begun, the code with which the job has ended, and that
+the process exits normally. Every command of psnode, and every program started by `psnode launch`, reports a normal exit
+(`watch`), even if it runs no job. If rank 0 runs on another host, the launcher finds no file on its own host. In a second
+file next to the first, the launcher stores the signal that asked it to stop, because mpirun sends USR1 to the ranks for every
+signal.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 
 
 class Told(NamedTuple):
-    """The marks of rank 0.
+    """The marks that rank 0 has written about its job.
 
     * begun: True if a job has begun
     * code: exit code of the job; None if it has not ended
@@ -39,9 +40,9 @@ class Told(NamedTuple):
 
 
 def watch() -> None:
-    """Register a function that reports this process's exit to the launcher, and shortens the exit.
+    """Register a function that reports this process's exit to the launcher, and makes the exit quicker.
 
-    The function is not called if the process bypasses atexit.
+    The function is registered with atexit. So it is not called if the process exits in a way that bypasses atexit.
     """
     atexit.unregister(_leave_as)
     atexit.register(_leave_as, os.getpid())
@@ -70,9 +71,10 @@ def _leave_as(pid: int) -> None:
 
 
 def _spare_the_last_collections() -> None:
-    """Exempt all objects from Python's cycle collector. Its last passes over the objects of torch and Numba would take a second.
+    """Exempt all objects from Python's cycle collector, whose last passes over the objects of torch and Numba would take a
+    second.
 
-    These passes would also close files that are part of cycles. So buffered files are flushed first.
+    These passes would also flush and close files that are part of cycles. So buffered files are flushed here first.
     """
     for found in gc.get_objects():
         if type(found) in _BUFFERED:

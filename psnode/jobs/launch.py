@@ -1,4 +1,6 @@
-"""The command `psnode launch`: it runs mpirun with the options of a fault-tolerant job, until its last process has ended."""
+"""The command `psnode launch`: it runs mpirun with the options of a fault-tolerant job, and waits for its last process to
+end.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,7 @@ def launch(
     Args:
         hostfile: hosts, one per line, the master's first. Lines `NAME slots=N` are filled in order. A plain list of
             addresses gets one rank per host in turn. None: all ranks run on this host.
-        mpirun_args: passed to mpirun, with precedence over psnode's own choices.
+        mpirun_args: arguments for mpirun. They take precedence over psnode's own choices.
         kill_after: seconds from a request to stop (TERM, INT, USR1, HUP) until every process is killed.
         restarts: maximum number of restarts, with --resume, after the job has ended by itself without being done.
         run_directory: directory of the run that a restart resumes. If a job dies before creating it, the restart begins anew.
@@ -128,10 +130,10 @@ def _run(
 ) -> Ended:
     """Run the job once. Return its exit code and the signal that asked it to stop.
 
-    If the job wrote a summary during this run, the exit code is the one in the summary; otherwise it is the code that rank 0 has
-    reported. The exit code of mpirun itself is that of the first rank that exits with a code other than 0. With fault tolerance,
-    it is 0 if every rank was killed. If a signal asked rank 0 to stop, the result is the same as if the launcher had received the
-    signal.
+    The exit code is the one in the summary if the job has written a summary during this run. Otherwise it is the code that
+    rank 0 has reported. mpirun's own exit code would not do: it is that of the first rank that exits with a code other
+    than 0, and with fault tolerance it is 0 if every rank was killed. A signal that asked rank 0 itself to stop counts
+    like a signal to the launcher.
     """
     before = _stamp(run_directory)
     # mpirun names its folder by its process id, and does not start if a killed mpirun with the same id has left its folder
@@ -165,9 +167,9 @@ def _judge(
     hostfile: Path | str | None,
     tells: bool,
 ) -> tuple[int, int]:
-    """Return the exit code of a job, and the signal that asked rank 0 itself to stop (0: no signal).
+    """Return a job's exit code, and the signal that asked rank 0 itself to stop (0: no signal).
 
-    Raises ConfigurationError if the hosts are the reason why the job did not start.
+    Raises ConfigurationError if the job did not start because of the hosts in `hostfile`.
     """
     if run_directory is not None and _stamp(run_directory) not in (None, before):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -190,7 +192,7 @@ def _is_watched() -> bool:
 def _code(ended: Ended, told: Told, trains: bool, judged: bool) -> int:
     """Return the exit code of a job that has left no summary.
 
-    `trains`: the job has a run directory. `judged`: a missing summary means that rank 0 was killed.
+    `trains`: True if the job has a run directory. `judged`: True if the lack of a summary means that rank 0 was killed.
     """
     if told.code:
         return told.code
@@ -211,9 +213,9 @@ def _stamp(run_directory: Path | None) -> tuple[int, int] | None:
 
 
 def find_mpirun() -> str:
-    """Return the mpirun of this Python's environment, otherwise the first one on the PATH.
+    """Return the path of mpirun: of the one in this Python's environment, otherwise of the first one on the PATH.
 
-    ConfigurationError if there is none.
+    Raises ConfigurationError if there is no mpirun.
     """
     beside = Path(sys.executable).with_name("mpirun")
     found = str(beside) if beside.exists() else shutil.which("mpirun")
@@ -225,8 +227,8 @@ def find_mpirun() -> str:
 def startable(program: Sequence[str]) -> list[str]:
     """Return `program` in a form that mpirun can start.
 
-    mpirun checks the permission to execute by the user's rights, without capabilities. If these are not enough, env starts the
-    program.
+    mpirun checks the permission to execute by the user's rights, and ignores capabilities such as root's. If it would refuse
+    the program for this reason, the result starts the program through /usr/bin/env.
     """
     return [*([] if os.access(program[0], os.X_OK) else ["/usr/bin/env"]), *program]
 
@@ -275,9 +277,9 @@ def _open_mpi_options(
 
 
 def _ways(ranks: int) -> str:
-    """Return Open MPI's transports between ranks of this host.
+    """Return the names of Open MPI's transports between ranks of this host.
 
-    Ranks use the network only if shared memory is too small.
+    Normally these include shared memory. If it is too small for `ranks` ranks, TCP takes its place.
     """
     found = room()
     if found is None or found.holds(ranks):
@@ -290,7 +292,7 @@ def _ways(ranks: int) -> str:
 
 
 def _stays_here(mpirun_args: Sequence[str], environment: Mapping[str, str]) -> bool:
-    """Return True if mpirun uses only this host: no argument, scheduler or default names another host."""
+    """Return True if mpirun uses only this host, because no argument, scheduler or default names another host."""
     named = any("host" in argument or "machinefile" in argument or "appfile" in argument for argument in mpirun_args)
     return not named and not any(name in _ALLOCATIONS or "hostfile" in name.lower() for name in environment)
 
@@ -303,7 +305,7 @@ def _master_is_here(hostfile: Path | str | None, mpirun_args: Sequence[str], env
 
 
 def _where(ranks: int, hostfile: Path | str | None, mpirun_args: Sequence[str], environment: Mapping[str, str]) -> str:
-    """Return the text " on N hosts", where N hosts get ranks; empty if only mpirun knows the number."""
+    """Return the text " on N hosts", where N is the number of hosts that get ranks; empty if only mpirun knows this number."""
     if hostfile is None:
         return " on 1 host" if _stays_here(mpirun_args, environment) else ""
     number = None if mpirun_args else used(Path(hostfile), ranks)
@@ -315,7 +317,7 @@ def _is_open_mpi(mpirun: str) -> bool:
 
 
 def _has_fault_tolerance(mpirun: str) -> bool:
-    """Return True if Open MPI was built with ULFM, according to the ompi_info of the same installation."""
+    """Return True if Open MPI was built with ULFM (its fault tolerance), according to the ompi_info of the same installation."""
     beside = Path(mpirun).with_name("ompi_info")
     return beside.exists() and "ft_mpi_support:yes" in _output([str(beside), "--parsable"])
 

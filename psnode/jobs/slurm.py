@@ -1,8 +1,9 @@
-"""A batch script for Slurm. It runs a job on the allocated nodes, stops it in time, requeues it and resumes it.
+"""A batch script for Slurm that runs a job on the allocated nodes, stops it before the time limit, requeues it and resumes
+it.
 
-Before the time limit, Slurm sends USR1 to the script (`--signal`). psnode then writes a checkpoint and exits with 75. After this
-exit code, the script calls `scontrol requeue`, and the next start of the job resumes the run. After TERM (scancel, preemption)
-psnode writes a checkpoint too, but Slurm decides if the job runs again.
+Before the time limit, Slurm sends USR1 to the script (`--signal`). psnode then writes a checkpoint and exits with 75. After
+this exit code, the script calls `scontrol requeue`, and the next start of the job resumes the run. After TERM (scancel,
+preemption) psnode writes a checkpoint too, but the script does not requeue the job: Slurm decides if it runs again.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ class BatchJob:
     """Parameters of a batch script. Raises ConfigurationError for invalid ones.
 
     * workers: number of workers; the master, `spares` and `servers` come in addition
-    * workers_per_node: ranks per node, and one more on the first node if the master is "beside"
+    * workers_per_node: ranks per node; if the master is "beside", the first node has one rank more
     * master: "beside" (on the first node, with workers) or "apart" (on its own node)
     * time: time limit in sbatch's notation, such as 4:00:00; None: the partition's limit
     * gres: generic resources of every node, such as gpu:4
     * cpus_per_rank: cores per rank
-    * kill_after: seconds that a checkpoint may take at the end
-    * starter: "mpirun", with which a job survives dead workers, or "srun", with PMIx
+    * kill_after: seconds from the request to stop until the job is killed; in this time it writes its last checkpoint
+    * starter: "mpirun", under which a job survives dead workers, or "srun" with PMIx
     * environment: directory of the virtual environment, at the same path on all nodes and on this machine
     * extra: more options of sbatch, such as qos=long
     """
@@ -95,7 +96,8 @@ class BatchJob:
 
 
 def batch_script(job: BatchJob, command: Sequence[str], train_dir: Path, mpirun_args: Sequence[str] = ()) -> str:
-    """Return the text of the batch script. `command`: `train` and its arguments, which write to `train_dir`.
+    """Return the text of the batch script. `command`: the words `train` and its arguments, which make the run write to
+    `train_dir`.
 
     A relative `train_dir` is resolved against the directory from which the script is submitted. All nodes must see that
     directory.
@@ -137,9 +139,9 @@ exit "$code"
 
 
 def _parted(command: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the arguments of every start, and the arguments of only the first start.
+    """Return two lists of arguments of `command`: those of every start of the job, and those of only its first start.
 
-    Only the first start gets --init-from, which a resumed run does not accept.
+    Only the first start gets --init-from, because a resumed run does not accept this flag.
     """
     always, first, words = list[str](), list[str](), iter(command)
     for word in words:
@@ -175,7 +177,7 @@ def _threads(job: BatchJob) -> str:
 
 
 def _hosts(job: BatchJob) -> str:
-    """Return the commands that write the file of hosts: one line per node for mpirun, one line per rank for srun."""
+    """Return the shell commands that write the file of hosts: one line per node for mpirun, one line per rank for srun."""
     line = 'echo "$node slots=$slots"'
     if job.starter == "srun":
         line = 'for ((i = 0; i < slots; i++)); do echo "$node"; done'

@@ -1,4 +1,4 @@
-"""Runs of `psnode` in separate processes. A run is begun, or resumed if an earlier command left it unfinished."""
+"""Runs of `psnode` in separate processes. A run that an earlier command left unfinished is resumed."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 def begin(directory: Path, arguments: Sequence[str]) -> bool:
-    """Prepare `directory` for the run of `arguments`, and return True if the directory contains a run to resume.
+    """Prepare `directory` for a run of psnode with `arguments`. Return True if the directory contains such a run to resume.
 
-    A run without a checkpoint is deleted. If a process still works in the directory, this function waits for its end. Raises
+    If a process still works in the directory, this function waits for its end. A run without a checkpoint is deleted. Raises
     PsnodeError if the directory contains a run with other arguments.
     """
     asked = to_json(list(arguments))

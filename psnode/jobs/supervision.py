@@ -1,4 +1,7 @@
-"""Supervision of mpirun: a request to stop leads first to a checkpoint and finally to KILL, and no process survives."""
+"""Supervision of mpirun by the launcher. A request to stop lets the job write a checkpoint first, and ends with KILL.
+
+At the end, no process of the job is left.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +32,10 @@ _RANK_VARIABLES = (b"OMPI_COMM_WORLD_RANK", b"PMI_RANK", b"PMIX_RANK")
 
 
 class Ended(NamedTuple):
-    """Result of a supervised job: its exit code, the first signal that asked it to stop, and the beginning of its standard error.
+    """The result of a supervised job.
 
-    `asked`, the signal, is 0 if no signal asked the job to stop.
+    It has the job's exit code, the first signal that `asked` the job to stop (0: no signal), and the beginning of its
+    standard error.
     """
 
     code: int
@@ -50,13 +54,14 @@ def supervise(
 
     * After TERM, INT, USR1 or HUP to this process, mpirun gets USR1 and passes it to the ranks. Shortly before `kill_after`
       seconds are over, mpirun gets TERM, and then the whole session gets KILL. A second INT acts as an immediate TERM.
-    * If rank 0 has ended on this host and mpirun does not end within `kill_after`, the remaining ranks are killed, and after the
-      same time again mpirun itself.
+    * If rank 0 has ended on this host and mpirun does not end within `kill_after` seconds, the remaining ranks are killed.
+      After another `kill_after` seconds mpirun itself is killed.
     * If mpirun is killed, the ranks have `kill_after` seconds to end.
     * If this process is killed, mpirun gets USR1.
 
-    If INT or HUP was ignored before (by nohup, or for a program in a shell's background), it stays ignored. `begun` is called
-    with the id of the session. `asked` is called with the signal that asks for a stop, before mpirun gets its own signal.
+    If this process already ignores INT or HUP (under nohup, or in a shell's background), the signal stays ignored. `begun`
+    is called with the id of the session when mpirun has started. `asked` is called with the signal that asked for a stop,
+    each time before mpirun or its session gets a signal.
     """
     escalation = Escalation(kill_after)
     with _stop_signals(escalation), Forwarding() as output:
@@ -94,7 +99,7 @@ def supervise(
 
 
 class Escalation:
-    """The schedule of the signals after a request to stop. Times are those of time.monotonic()."""
+    """The schedule of the signals that follow a request to stop. Times are those of time.monotonic()."""
 
     def __init__(self, kill_after: float) -> None:
         self._term_after = max(kill_after / 2, kill_after - _TERM_BEFORE_KILL)
@@ -112,7 +117,7 @@ class Escalation:
             self._since = min(self._since, now - self._term_after)
 
     def due(self, now: float) -> list[signal.Signals]:
-        """Return the signals to send now. Each is returned only once."""
+        """Return the signals that are due at time `now`. Each signal is returned only once."""
         signals = []
         while self._since is not None and self._plan and now - self._since >= self._plan[0][1]:
             signals.append(self._plan.pop(0)[0])
@@ -129,7 +134,7 @@ class RankZero:
         self._ended: float | None = None
 
     def gone_for(self, now: float) -> float:
-        """Return the seconds since rank 0 was first seen to have ended; 0 while it runs or was never seen."""
+        """Return the seconds since rank 0 was found to have ended; 0 if it still runs, or if it was never found on this host."""
         if self._pid is None and now - self._looked > _LOOK_SECONDS:
             self._looked = now
             self._pid = next((pid for pid in members(self._session) if _is_rank_zero(pid)), None)
@@ -141,9 +146,9 @@ class RankZero:
 
 
 def _is_rank_zero(pid: int) -> bool:
-    """Return True if the process is rank 0.
+    """Return True if the process is rank 0: if its environment states rank 0, and that of its parent does not.
 
-    Children of rank 0 have the same environment, so the environment of the parent must differ.
+    The second condition excludes the children of rank 0, which inherit its environment.
     """
     return _says_rank_zero(pid) and not _says_rank_zero(_parent(pid))
 
@@ -175,7 +180,10 @@ def _kill(pids: Sequence[int]) -> None:
 
 @contextlib.contextmanager
 def _stop_signals(escalation: Escalation) -> Iterator[None]:
-    """Turn the stop signals that are not ignored into requests inside the context. Only the main thread can do this."""
+    """Turn stop signals into requests of `escalation` inside the context, except signals that the process ignores.
+
+    Outside the main thread, which alone can set handlers of signals, this does nothing.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

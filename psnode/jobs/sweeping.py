@@ -1,8 +1,9 @@
-"""A folder that is removed when its job ends, even if the launcher is killed. This file is also the program that removes it.
+"""A temporary folder that is removed when its job ends, even if the launcher is killed.
 
-`swept()` starts this file as a program, `sweeping.py FOLDER`, in its own session, so that signals to the launcher's group do not
-reach it. The program reads the id of the job's session from its input. The input ends when the launcher ends. The program then
-waits until no process of the job's session is left, and removes the folder if it still exists.
+This file is also the program that removes the folder. `swept()` starts it as `sweeping.py FOLDER`, in its own session, so
+that signals to the launcher's group do not reach it. The program reads the id of the job's session from its input, which ends
+when the launcher ends. Then it waits until no process of the job's session is left, and removes the folder if it still
+exists.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ _PROC = Path("/proc")
 
 @contextlib.contextmanager
 def swept(prefix: str) -> Iterator[tuple[Path, Callable[[int], None]]]:
-    """Create a temporary folder. Yields the folder and a function to call with the session id of the job that uses it."""
+    """Create a temporary folder. Yields it, and a function that must be called with the session id of the job that uses the
+    folder.
+    """
     with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as folder:
         command = [sys.executable, "-I", "-S", __file__, folder]
         nowhere = subprocess.DEVNULL
@@ -48,7 +51,7 @@ def swept(prefix: str) -> Iterator[tuple[Path, Callable[[int], None]]]:
 
 
 def members(session: int) -> list[int]:
-    """Return the processes of a session. Without /proc, return only the session's first process."""
+    """Return the ids of the processes of a session. Without /proc, return only the id of its first process."""
     if not _PROC.is_dir():
         return [session]
     found = []

@@ -1,6 +1,7 @@
-"""Program that answers questions about its host: one JSON object per line on standard input, one per line on standard output.
+"""Program that answers questions about its host.
 
-It ends when its input ends. The source text of this module is sent to the hosts. So it imports only the standard library, and
+It reads one question per line from standard input, writes one answer per line to standard output, both as JSON objects, and
+ends when its input ends. The source text of this module is sent to the hosts. So it imports only the standard library, and
 runs on any Python from 3.8 on.
 """
 
@@ -25,9 +26,10 @@ _LONG = 0.05  # seconds; the rate is that of the first transfer that takes at le
 
 
 def facts(directory: str, data: str | None) -> dict[str, Any]:
-    """Return versions, cores and free bytes of memory, as seen from `directory`, in which mpirun would start ranks.
+    """Return versions, cores and free bytes of memory of this host.
 
-    `data`: a path; the result states if it exists.
+    `directory`: the directory in which mpirun would start ranks; psnode is looked up there first. `data`: a path, or None.
+    The entry "data" of the result is False if this path does not exist.
     """
     if os.path.isdir(directory):
         os.chdir(directory)
@@ -68,7 +70,10 @@ def _psnode() -> dict[str, str]:
 
 
 def _cores() -> int:
-    """Return the number of cores that a rank on this host may use. As in psnode, a container's quota limits it."""
+    """Return the number of cores that a rank on this host may use.
+
+    If psnode can be imported, a container's quota limits this number, as in psnode.
+    """
     try:
         from psnode.config.cores import usable_cores
     except ImportError:  # psnode is missing on this host, or too old to have this function
@@ -77,7 +82,10 @@ def _cores() -> int:
 
 
 def _mpi() -> str:
-    """Return the name and version of the mpirun next to this Python, otherwise of the first one on the PATH."""
+    """Return the name and version of mpirun: of the one next to this Python, otherwise of the first one on the PATH.
+
+    The result is empty if there is no mpirun.
+    """
     beside = os.path.join(os.path.dirname(sys.executable), "mpirun")
     found = beside if os.path.exists(beside) else shutil.which("mpirun")
     try:
@@ -96,7 +104,7 @@ def _free() -> int:
 
 
 def listen() -> dict[str, Any]:
-    """Open a port for calls of `reach` on other hosts. Return its number, and a word that a peer must send first."""
+    """Open a port to which `reach` on other hosts can connect. Return its number, and a word that `reach` must send first."""
     server, word = socket.create_server(("", 0)), secrets.token_hex(8)
     threading.Thread(target=_serve, args=(server, word), daemon=True).start()
     return {"port": server.getsockname()[1], "word": word}
@@ -127,9 +135,9 @@ def _read(peer: socket.socket, count: int) -> bytes:
 
 
 def reach(address: str, port: int, word: str, seconds: float) -> dict[str, Any]:
-    """Return the round trip in milliseconds and the rate in Mbit/s to the port of another host.
+    """Return the round trip in milliseconds and the rate in Mbit/s to a port that `listen` has opened on another host.
 
-    If the port does not answer within `seconds`, the result has only `error`, the reason.
+    If the port does not answer within `seconds`, the result contains only the entry "error", with the reason.
     """
     until = time.monotonic() + seconds
     try:

@@ -24,11 +24,11 @@ _TRIPS = 5
 
 
 class SilentHostError(PsnodeError):
-    """Error for a host that does not answer. The reason is the last line of the host's or ssh's output."""
+    """Error for a host that does not answer. Its text is the last line of the errors that the host or ssh printed."""
 
 
 class Conversation:
-    """A connection to an agent on one host. The agent ends with the connection.
+    """A connection to an agent (psnode.jobs.hosts.agent) on one host. The agent ends when the connection is closed.
 
     Every answer must arrive within `deadline` seconds.
     """
@@ -90,9 +90,9 @@ class Conversation:
         raise EOFError
 
     def clock(self) -> float:
-        """Return the seconds by which the host's clock is ahead of this host's clock.
+        """Return the seconds by which the host's clock is ahead of this machine's clock.
 
-        The shortest of a few round trips is used.
+        The host's time is asked for a few times, and the shortest round trip is used.
         """
         found = []
         for _ in range(_TRIPS):
@@ -112,9 +112,9 @@ class Conversation:
 
 
 def _line(host: Host, deadline: float) -> list[str]:
-    """Return the command line that runs the agent on `host`, with the interpreter at the same path as this one.
+    """Return the command line that runs the agent on `host`, with the interpreter at the same path as on this machine.
 
-    On other hosts the agent runs over ssh in batch mode.
+    If `host` is another machine, the command line runs the agent over ssh in batch mode.
     """
     agent = [sys.executable, "-c", _AGENT.read_text()]
     if host.is_here:

@@ -39,7 +39,7 @@ def text_of(path: Path) -> str:
 
 
 def hosts_of(path: Path) -> list[Host]:
-    """Return the hosts in a file in order, each once, with the sum of its slots.
+    """Return the hosts in a file in order. A host in several lines is returned once, with the sum of its slots.
 
     Raises ConfigurationError for an unusable file.
     """
@@ -57,14 +57,14 @@ def hosts_of(path: Path) -> list[Host]:
 
 
 def in_turn(path: Path) -> bool:
-    """Return True if no line of a file has `slots`. Ranks then go to the hosts in turn, one rank at a time."""
+    """Return True if no line of a file states `slots`. mpirun then deals ranks to the hosts in turn, one rank at a time."""
     return "slots" not in text_of(path)
 
 
 def used(path: Path, ranks: int) -> int | None:
-    """Return the number of hosts in a file on which mpirun starts `ranks` ranks; None if this depends on the hosts' cores.
+    """Return the number of hosts in a file on which mpirun starts `ranks` ranks, filling the hosts in the file's order.
 
-    Hosts with slots are filled in the file's order.
+    Returns None if the number is unknown: hosts without slots get as many ranks as they have cores.
     """
     hosts = hosts_of(path)
     if in_turn(path):

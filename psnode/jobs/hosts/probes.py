@@ -17,10 +17,11 @@ _MOST = 240  # maximum characters of an error
 
 
 def probe(command: list[str], extra: Mapping[str, str] | None = None, seconds: float = _SECONDS) -> dict[str, Any]:
-    """Return the last line of JSON that `command` prints.
+    """Run `command`, and return the last line of JSON that it prints.
 
-    If the command prints no JSON, does not end within `seconds`, or cannot be run, the result has the reason as "error". If the
-    command prints JSON and then fails, the result has its exit code as "ended". If signal N ended the command, this code is -N.
+    If the command prints no JSON, does not end within `seconds`, or cannot be run, the entry "error" of the result is the
+    reason. If the command prints JSON and then fails, the entry "ended" is its exit code, or -N if signal N ended the
+    command.
     """
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -55,14 +56,20 @@ def _json(text: str) -> dict[str, Any] | None:
 
 
 def _words(text: str) -> str:
-    """Return the error in `text`: the text between the first two rules, as in Open MPI, or else the last line, as in Python."""
+    """Return the error that a program printed in `text`.
+
+    For Open MPI this is the text between the first two lines of dashes. Without such lines it is the last line, as in Python.
+    """
     parts = _RULE.split(text)
     telling = parts[1].split("\n\n") if len(parts) > 2 else text.strip().splitlines()[-1:]
     return " ".join(" ".join(telling).split())[:_MOST]
 
 
 def _importable() -> dict[str, str]:
-    """Return the variables with which a child process imports the same psnode as this process; empty if psnode is installed."""
+    """Return the environment variables that let a child process import the same psnode as this process.
+
+    The result is empty if psnode is installed.
+    """
     home = Path(__file__).resolve().parents[3]
     if home.name in ("site-packages", "dist-packages"):
         return {}

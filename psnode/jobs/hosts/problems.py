@@ -1,4 +1,4 @@
-"""Problems that a job would have on the hosts that have answered questions, each with a remedy."""
+"""The problems that a job would have on the hosts of a hostfile, each with a remedy, found from the answers of these hosts."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ _MACHINES = "docs/machines.md"
 
 
 class Problem(NamedTuple):
-    """A problem.
+    """A problem of a host, with a remedy.
 
-    If `stops`, no job can run. Otherwise a job runs, but may be slower, or its results may differ from those expected.
+    If `stops` is True, no job can run. Otherwise a job can run, but may be slower, or its results may differ from the
+    expected ones.
     """
 
     host: str

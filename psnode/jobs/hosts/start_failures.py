@@ -1,4 +1,4 @@
-"""Explanations why a job cannot start on the hosts of a hostfile, in addition to mpirun's own messages."""
+"""Reasons why a job cannot start on the hosts of a hostfile, as messages in addition to those of mpirun."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _NO_HOST = re.compile(
 
 
 def refuse_too_few_slots(hostfile: Path, ranks: int) -> None:
-    """Raise ConfigurationError if all hosts state their slots, and the sum of the slots is less than `ranks`."""
+    """Raise ConfigurationError if the hosts have too few slots for `ranks` ranks.
+
+    A hostfile in which a host does not state its slots is always accepted.
+    """
     hosts = hosts_of(hostfile)
     if all(host.slots for host in hosts) and (slots := sum(host.slots for host in hosts)) < ranks:
         raise ConfigurationError(

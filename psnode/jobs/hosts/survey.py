@@ -19,13 +19,13 @@ _AT_ONCE = 32
 
 @dataclass
 class Answer:
-    """The answer of one host.
+    """The answers of one host to all questions.
 
     * facts: see psnode.jobs.hosts.agent.facts; {} if the host does not answer
-    * silence: the reason for a missing answer
-    * clock: seconds by which the host's clock is ahead of this machine's
-    * up, down: the link to the master's host, and the link back, see agent.reach
-    * others: by name, the links to the other hosts, if they were measured
+    * silence: the reason why an answer is missing; empty if none is missing
+    * clock: seconds by which the host's clock is ahead of this machine's clock
+    * up, down: the link to the master's host, and the link back from it, as returned by agent.reach
+    * others: the links to the other hosts by their names; empty if they were not measured
     """
 
     host: Host
@@ -40,7 +40,7 @@ class Answer:
 def ask(
     hosts: Sequence[Host], deadline: float, data: Path | None, *, all_links: bool = False
 ) -> tuple[dict[str, Any], list[Answer]]:
-    """Return the facts about this machine and the answers of all hosts. The first answer is that of the master's host.
+    """Return the facts about this machine and the answers of all hosts. The first of `hosts` is the master's.
 
     `deadline`: seconds for each answer. `data`: a path whose existence is checked. `all_links`: also measure the links between
     all other hosts. Raises PsnodeError if this machine does not answer.
@@ -86,7 +86,7 @@ def _link(talks: Mapping[Host, Conversation], sender: Answer, receiver: Answer, 
 
 
 def _reached(origin: Conversation, sender: Answer, goal: Conversation, receiver: Answer, seconds: float) -> dict[str, Any]:
-    """Return the answer of `origin` to the question whether it reaches a port of `goal`.
+    """Ask the sender's host if it reaches a port of the receiver's host, and return its answer.
 
     The port's address is the one that ssh used to reach the receiver's host. If ssh was not used, it is the address of this
     machine as the sender's host sees it.

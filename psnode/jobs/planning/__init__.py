@@ -1,1 +1,1 @@
-"""Prediction of a training step's duration before the job exists, from measurements of the model on one host."""
+"""Prediction of the duration of a training step before its job exists, from measurements of the model on one host."""

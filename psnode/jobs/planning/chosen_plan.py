@@ -1,4 +1,4 @@
-"""The plan file for the scheme that a verdict chooses."""
+"""The plan file of the scheme that a verdict chooses for a run."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from psnode.plans.prediction import Prediction
 
 
 def chosen(rows: Sequence[Forecast], verdict: CompressionVerdict) -> Forecast:
-    """Return the candidate with the verdict's scheme if psnode can run it, otherwise the fastest other candidate without a doubt.
+    """Return the candidate for the plan file: the best one of the verdict, if it is not DDP and not doubtful.
 
-    Raises ConfigurationError if there is no such candidate.
+    Otherwise it is the fastest of psnode's candidates that are not doubtful. Raises ConfigurationError if all of them are
+    doubtful.
     """
     able = [row for row in rows if not row.peer and not row.doubtful]
     if not able:
@@ -27,10 +28,10 @@ def chosen(rows: Sequence[Forecast], verdict: CompressionVerdict) -> Forecast:
 
 
 def plan_file(profile: Profile, row: Forecast, verdict: CompressionVerdict, scenario: Scenario, source: str) -> PlanFile:
-    """Return the plan file of a forecast in a scenario. `source`: the origin of the prediction, as text for people.
+    """Return the plan file of the forecast `row` in a scenario. `source`: a text for people on the origin of the prediction.
 
-    The prediction of a step with very many frames has no spans. Raises ConfigurationError if the profile is of an earlier
-    version, which kept no plans.
+    If the step has too many frames, its prediction in the file has no spans. Raises ConfigurationError if an earlier version
+    of psnode wrote the profile, because such profiles contain no plans.
     """
     costs = profile.schemes[row.name]
     told = [f"{row.label}, of {profile.model}", *sentences(verdict)]

@@ -18,9 +18,9 @@ _USUAL = ("qsgd", "topk")
 def compared(base: Config, schemes: Sequence[str]) -> dict[str, Config]:
     """Return the compared runs by name: `base` with its own scheme, dense, bf16, and each of `schemes` (default: _USUAL).
 
-    The settings of the base's own scheme do not apply to the other schemes. `schemes`: texts as in
-    psnode.jobs.planning.scheme_flags. Raises ConfigurationError for a scheme that train would refuse, and for a scheme that sets
-    its own topology.
+    `schemes`: texts as in psnode.jobs.planning.scheme_flags. Settings that belong to the scheme of `base` do not apply to the
+    other schemes. Raises ConfigurationError for a scheme that train would refuse, and for a scheme that sets its own
+    topology.
     """
     others = {name: getattr(base, name) for name, each in settings().items() if name not in SETTINGS}
     others = {name: value for name, value in others.items() if value != settings()[name].default}
@@ -33,6 +33,6 @@ def compared(base: Config, schemes: Sequence[str]) -> dict[str, Config]:
 
 
 def scheme_name(config: Config) -> str:
-    """Return the name of a configuration's scheme, or the spec of the codec that replaces the codec of the scheme."""
+    """Return the name of a configuration's scheme or, if another codec replaces that of the scheme, the spec of this codec."""
     scheme = resolve(config)
     return coding_name(scheme.name, scheme.codec, replaced=bool(config.codec))

@@ -1,6 +1,6 @@
-"""PyTorch's DistributedDataParallel, with which psnode is compared: its communication hooks, payloads and optimizers.
+"""PyTorch's DistributedDataParallel (DDP), with which psnode is compared: its communication hooks, payloads and optimizers.
 
-none                          no DDP: each process trains only on its own shard; a lower bound of every step time
+none                          no DDP: each process trains only on its own part of the data; a lower bound of every step time
 fp32:bucket=25                uncompressed gradients, in buckets of the given number of MB
 fp16:bucket=25, bf16:...      halved by torch's hook
 powersgd:rank=2,start=2,bucket=1000
@@ -37,7 +37,10 @@ KINDS: dict[str, dict[str, int]] = {
 
 
 class Communication(NamedTuple):
-    """A kind in KINDS, with its parameters, which are whole numbers. `codec`: the codec's spec for psnode's hook."""
+    """A way to average gradients under DDP: a `kind`, one of KINDS, with its parameters, which are whole numbers.
+
+    `codec`: the spec of the codec if the kind is psnode's hook, otherwise empty.
+    """
 
     kind: str
     parameters: dict[str, int]
@@ -94,9 +97,10 @@ def wrap(model: torch.nn.Module, communication: Communication) -> torch.nn.Modul
 
 
 def payload_bytes(communication: Communication, shapes: Sequence[Sequence[int]], step: int) -> int:
-    """Return the bytes that a rank contributes to the all-reduces of `step`. Steps are counted from 1.
+    """Return the bytes that a rank contributes to the all-reduces of step number `step`, counted from 1.
 
-    `shapes`: the shapes of the gradients. PowerSGD sends whole gradients before iteration `start`. Iterations are counted from 0.
+    `shapes`: the shapes of the gradients. PowerSGD sends whole gradients before its iteration `start`, which is counted from
+    0.
     """
     kind, parameters, _ = communication
     if kind == "powersgd" and step > parameters["start"]:
@@ -105,10 +109,10 @@ def payload_bytes(communication: Communication, shapes: Sequence[Sequence[int]],
 
 
 def powersgd_values(shape: Sequence[int], rank: int) -> tuple[int, int]:
-    """Return the numbers of float32 values of a gradient that PowerSGD adds up in its first and in its second all-reduce.
+    """Return the numbers of float32 values that PowerSGD adds up for one gradient in its first and in its second all-reduce.
 
-    These are the factors of an n x m matrix, with n x r and m x r values (Vogels, Karimireddy and Jaggi, NeurIPS 2019). If the
-    factors would not save enough, the numbers are the size of the whole gradient and 0.
+    The values are the two factors of an n x m matrix, with n x r and m x r values for rank r (Vogels, Karimireddy and Jaggi,
+    NeurIPS 2019). If factors would not save enough, the whole gradient is added up first, and the second number is 0.
     """
     n, m = shape[0] if shape else 1, math.prod(shape[1:])
     rank = min(n, m, rank)

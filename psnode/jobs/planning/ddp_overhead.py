@@ -21,11 +21,12 @@ _WARMUP = 4  # DDP orders its buckets anew after the first step, and PowerSGD be
 
 
 def overheads(ground: TimedModel, hooks: Sequence[str], alone: Callable[[], float], seconds: float) -> dict[str, float]:
-    """Return the seconds by hook. `alone` runs the passes without DDP and returns their seconds.
+    """Return, for each of `hooks`, the seconds that DDP under this hook adds to a step.
 
-    Each step under a hook follows one without DDP, so that a change of the machine's speed affects both. Each hook is measured
-    for at least `seconds`. The result is empty if this process already has a process group, or if torch was built without process
-    groups. Hooks under which DDP does not train the model are left out.
+    `alone` runs the passes of a step without DDP and returns their seconds. Each step under a hook follows a step without
+    DDP, so that a change of the machine's speed affects both. Each hook is measured for at least `seconds`. The result is
+    empty if this process already has a process group, or if torch was built without process groups. Hooks under which DDP
+    does not train the model are left out.
     """
     from torch import distributed
 
@@ -42,7 +43,10 @@ def overheads(ground: TimedModel, hooks: Sequence[str], alone: Callable[[], floa
 
 @contextlib.contextmanager
 def lone_group() -> Iterator[None]:
-    """Make a process group of gloo that contains this process alone. It is kept after its use, until the next one is made."""
+    """Make a process group of gloo that contains only this process, and destroy it when the context ends.
+
+    A reference to the group is kept until the next group is made.
+    """
     from torch import distributed
 
     distributed.init_process_group("gloo", store=vars(distributed)["HashStore"](), rank=0, world_size=1)
@@ -61,7 +65,10 @@ def _under(ground: TimedModel, hook: str) -> Callable[[], float]:
 
 
 def _added(under: Callable[[], float], alone: Callable[[], float], seconds: float) -> float:
-    """Return the median difference of a step of `under` and the step of `alone` before it; both return their seconds."""
+    """Return the median of the seconds that a step of `under` takes longer than the step of `alone` before it.
+
+    Both functions take a step and return its seconds.
+    """
     for _ in range(_WARMUP):
         under()
     taken, added = 0.0, list[float]()

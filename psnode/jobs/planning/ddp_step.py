@@ -1,4 +1,4 @@
-"""A step of PyTorch's DistributedDataParallel in the model: a ring of workers adds up buckets during the backward pass."""
+"""The model of a step under PyTorch's DDP: the workers form a ring and add up buckets of gradients during the backward pass."""
 
 from __future__ import annotations
 
@@ -19,14 +19,20 @@ _MOST_RANKS = 4  # of a ring whose ranks are alike
 
 
 class DdpBucket(NamedTuple):
-    """Values that are added up together: their bytes, and the time at which the last gradient that they need is ready."""
+    """Values that are added up together.
+
+    It has their number of bytes, and the time at which the last gradient that they depend on is `ready`.
+    """
 
     nbytes: float
     ready: float
 
 
 def buckets(tensors: Sequence[TensorTimes]) -> list[DdpBucket]:
-    """Return DDP's buckets of tensors, in the order in which their gradients finish. Each is closed at its limit."""
+    """Return DDP's buckets of tensors, in the order in which their gradients finish.
+
+    A bucket is closed when it has FIRST_BUCKET bytes (the first one) or BUCKET bytes (all others).
+    """
     found, size, limit = list[DdpBucket](), 0, FIRST_BUCKET
     for place, tensor in enumerate(tensors):
         size += tensor.nbytes
@@ -45,10 +51,10 @@ def ddp_bytes(nbytes: float, workers: int) -> float:
 
 
 def sums_of(tensors: Sequence[TensorTimes], hook: str) -> list[DdpBucket]:
-    """Return the sums of a step under one of HOOKS: the bytes of each sum, and the time at which its values are ready.
+    """Return the sums of a step under `hook`: for each sum its bytes, and the time at which its values are ready.
 
-    PowerSGD adds up all first factors in one sum. Then it computes all second factors with the result, and adds them up in
-    another sum. There is one bucket, because torch over gloo supports no more under PowerSGD.
+    PowerSGD adds up all first factors in one sum. Then it computes all second factors from the result, and adds them up in
+    another sum. It has one bucket, because torch over gloo supports no more under PowerSGD.
     """
     communication = Communication.parse(hook)
     if communication.kind != "powersgd":
@@ -60,10 +66,10 @@ def sums_of(tensors: Sequence[TensorTimes], hook: str) -> list[DdpBucket]:
 
 
 def ddp_step(profile: Profile, hook: str, scenario: Scenario) -> StepTime:
-    """Return the step time under a hook of HOOKS whose overhead is in the profile.
+    """Return the step time under `hook`, one of HOOKS whose overhead is in the profile.
 
-    On hosts of their own all ranks are alike, and each link carries one connection each way. So a ring of a few ranks stands for
-    the whole ring, with the bytes and turns of the whole.
+    If every rank has its own host, all ranks are alike, and each link carries one connection in each direction. Then a ring
+    of a few ranks stands for the whole ring: each of them sends as many bytes in as many turns as a rank of the whole ring.
     """
     graph = Graph()
     ranks = range(scenario.workers if scenario.shared else min(scenario.workers, _MOST_RANKS))

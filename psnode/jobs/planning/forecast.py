@@ -1,4 +1,4 @@
-"""Step times of all candidates in a scenario, and the verdict whether to compress."""
+"""Forecasts of the step times of all candidates in a scenario, and the verdict whether to compress."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ _MANY_ELSEWHERE = 5  # the same number if another topology than the usual one is
 
 @dataclass(frozen=True)
 class Forecast:
-    """A candidate's step in a scenario, under the setting `topology`.
+    """The predicted step of a candidate in a scenario, under the setting `topology`.
 
-    `seconds`, `spent`, `cores`, `binds`: see psnode.jobs.planning.job_step.StepTime. `sent`: bytes that a worker sends in a step,
-    including the weights that it updates. `lossy`, `doubtful`, `accuracy`: see SchemeCosts. `peer`: True for PyTorch's DDP.
+    A candidate is a scheme of psnode or a hook of DDP. `seconds`, `spent`, `cores`, `binds`: see
+    psnode.jobs.planning.job_step.StepTime. `sent`: bytes that a worker sends in a step, including the weights that it
+    updates. `lossy`, `doubtful`, `accuracy`: see SchemeCosts. `peer`: True for a hook of PyTorch's DDP.
     """
 
     name: str
@@ -46,7 +47,7 @@ class Forecast:
 
     @property
     def label(self) -> str:
-        """The name for people. It includes the topology, unless that is the usual one."""
+        """The name to show to people. It includes the topology, unless this is the default topology USUAL."""
         return self.name if self.topology == USUAL else f"{self.name} under --topology {self.topology}"
 
 
@@ -54,8 +55,9 @@ class Forecast:
 class CompressionVerdict:
     """The decision whether to compress in a scenario.
 
-    `compress`: True if the `best` candidate is lossy, None if there was nothing to compare. `rival`: the fastest candidate of the
-    opposite kind, lossy or without loss. `quicker`: candidates that would be faster than `best` but are doubtful.
+    `compress`: True if the `best` candidate is lossy, False if it is not, None if there was nothing to compare. `rival`: the
+    fastest candidate of the opposite kind (lossy or without loss). `quicker`: doubtful candidates that would be faster than
+    `best`.
     """
 
     compress: bool | None
@@ -67,11 +69,13 @@ class CompressionVerdict:
 def forecasts(
     profile: Profile, scenario: Scenario, topologies: Sequence[str] = (USUAL,), schemes: Collection[str] | None = None
 ) -> list[Forecast]:
-    """Return the forecasts of DDP with its hooks and of all schemes of the profile, or of `schemes` alone, the fastest first.
+    """Return the forecasts of DDP with its hooks and of the profile's schemes, the fastest first. `schemes`: None for all
+    schemes.
 
-    Every scheme is predicted under each of `topologies`, except those with which train refuses it. If there are several
-    topologies, one whose step has too many frames is left out. A single topology raises ConfigurationError if its step has too
-    many frames, or if train refuses all schemes. Also raises the errors of psnode.jobs.planning.routing.routed_groups.routed.
+    Every scheme is predicted under each of `topologies` under which train accepts it. If there are several topologies, those
+    under which a step has too many frames are left out. If there is only one, ConfigurationError is raised if its step has
+    too many frames, or if train refuses all schemes under it. Also raises the errors of
+    psnode.jobs.planning.routing.routed_groups.routed.
     """
     found = [_of_ddp(profile, hook, scenario) for hook in profile.ddp]
     asked = [name for name in profile.schemes if schemes is None or name in schemes]
@@ -87,7 +91,10 @@ def forecasts(
 
 
 def left_out(profile: Profile, topologies: Sequence[str], found: Sequence[Forecast]) -> dict[str, list[str]]:
-    """Return by topology the schemes without a forecast: train refuses them, or a step has too many frames to predict."""
+    """Return, for each topology, the schemes that have no forecast in `found`. Topologies without such schemes are left out.
+
+    Either train refuses a scheme under the topology, or its step has too many frames to predict.
+    """
     there = {(row.name, row.topology) for row in found}
     missing = {topology: [name for name in profile.schemes if (name, topology) not in there] for topology in topologies}
     return {topology: names for topology, names in missing.items() if names}
@@ -122,9 +129,10 @@ def _forecast(name: str, step: StepTime, sent: int, costs: SchemeCosts, topology
 
 
 def judge(found: Sequence[Forecast]) -> CompressionVerdict:
-    """Return the verdict on forecasts of one scenario. A doubtful candidate is never the best.
+    """Return the verdict on forecasts of one scenario.
 
-    If the best scheme takes at most NEAR times as long under the usual topology, the usual topology is preferred.
+    A doubtful lossy candidate is the best one only if there is no other candidate. The best scheme is shown under the usual
+    topology if its step then takes at most NEAR times as long as under the fastest one.
     """
     exact = min((each for each in found if not each.lossy), key=_seconds, default=None)
     lossy = min((each for each in found if each.lossy and not each.doubtful), key=_seconds, default=None)
@@ -138,7 +146,10 @@ def judge(found: Sequence[Forecast]) -> CompressionVerdict:
 
 
 def usual(found: Sequence[Forecast], best: Forecast) -> Forecast:
-    """Return the forecast of the same scheme under the usual topology if that is within NEAR of `best`, otherwise `best`."""
+    """Return the forecast of the scheme of `best` under the usual topology, if it takes at most NEAR times as long as `best`.
+
+    Otherwise return `best`.
+    """
     near = (each for each in found if each.name == best.name and each.topology == USUAL and each.seconds <= NEAR * best.seconds)
     return next(near, best)
 
@@ -148,13 +159,16 @@ def _seconds(forecast: Forecast) -> float:
 
 
 def _quicker(found: Sequence[Forecast], best: Forecast) -> tuple[Forecast, ...]:
-    """Return the doubtful candidates that would be faster, each under its fastest topology."""
+    """Return the doubtful candidates that would be faster than `best`, each under its fastest topology."""
     fastest = {each.name: each for each in sorted(found, key=_seconds, reverse=True)}
     return tuple(each for each in found if each is fastest[each.name] and each.doubtful and NEAR * each.seconds < best.seconds)
 
 
 def topology_sentences(found: Sequence[Forecast], verdict: CompressionVerdict) -> list[str]:
-    """Return a line with the --topology flag for the best of psnode's candidates; no line if only one topology was compared."""
+    """Return a line that names the --topology flag of psnode's best candidate, and its step times under the other topologies.
+
+    The result is empty if only one topology was compared.
+    """
     able = [each for each in found if not each.peer and not each.doubtful]
     if not able or len({each.topology for each in found if not each.peer}) < 2:
         return []
@@ -167,8 +181,8 @@ def topology_sentences(found: Sequence[Forecast], verdict: CompressionVerdict) -
 def limit_of(profile: Profile, scenario: Scenario, topologies: Sequence[str] = (USUAL,)) -> float | None:
     """Return the rate of the links, in bit/s, below which the verdict says to compress. It is found by bisection.
 
-    `scenario.rate` is ignored. Returns None if the verdict is the same at the slowest and the fastest rate, and for many workers,
-    since their forecasts would take too long.
+    `scenario.rate` is ignored. Returns None if the verdict does not change between the slowest and the fastest rate. Also
+    returns None for a large number of workers, because their forecasts would take too long.
     """
     if scenario.workers > (_MANY if tuple(topologies) == (USUAL,) else _MANY_ELSEWHERE):
         return None

@@ -22,7 +22,7 @@ def heading(profile: Profile) -> str:
 
 
 def table(profile: Profile, workers: int, rate: str, rows: Sequence[Forecast], told: Sequence[str]) -> list[str]:
-    """Return an empty line, the table of the forecasts `rows` at a rate, and `told`, the sentences of their verdict."""
+    """Return an empty line, the table of the forecasts `rows` at the rate `rate`, and `told`, the sentences of their verdict."""
     where = "links that cost nothing" if rate == NO_RATE else rate
     if len(others := _topologies(rows)) == 1 and others != {USUAL}:
         where += f", --topology {min(others)}"
@@ -35,9 +35,9 @@ def table(profile: Profile, workers: int, rate: str, rows: Sequence[Forecast], t
 
 
 def _names(rows: Sequence[Forecast]) -> list[str]:
-    """Return the entries of the first column: the names of schemes, with the topology if there are several topologies.
+    """Return the entries of a table's first column: the names of schemes, with their topologies if there are several of them.
 
-    With one topology the column is 26 characters wide, otherwise as wide as the longest entry.
+    With one topology the column is 26 characters wide. Otherwise it is as wide as its longest entry, if that is wider.
     """
     if len(_topologies(rows)) < 2:
         return [f"{row.name[:26]:26}" for row in rows]
@@ -50,9 +50,10 @@ def _topologies(rows: Sequence[Forecast]) -> set[str]:
 
 
 def chains(rows: Sequence[Forecast]) -> list[str]:
-    """Return an empty line and the lines of a table: the milliseconds of each kind of work on the critical path of each step.
+    """Return an empty line and the lines of a table with the critical path of each step: the milliseconds of each kind of
+    work.
 
-    Work that is not on the critical path costs no time, because it runs in parallel.
+    Work that is not on the critical path is not shown. It does not delay the step, because it runs in parallel.
     """
     names = _names(rows)
     found = ["", "of the step, in ms".ljust(2 + len(names[0])) + "".join(f"{kind:>11}" for kind in _KINDS)]

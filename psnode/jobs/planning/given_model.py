@@ -1,4 +1,4 @@
-"""The task of a model, a loss and a batch that a program passes. A prediction measures its passes on copies."""
+"""The task of a model, a loss and a batch that a program passes. A prediction measures the passes of copies of them."""
 
 from __future__ import annotations
 
@@ -62,11 +62,14 @@ class GivenModel(Task):
         return self._batch
 
     def size(self, batch: Batch) -> int:
-        """Return the number of examples: the length of the batch's first tensor, or 1 without a tensor."""
+        """Return the number of examples in the batch: the length of its first tensor, or 1 if it contains no tensor."""
         return len(self)
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, Any]:
-        """Return the program's loss of a batch, without outputs. Raises ConfigurationError unless the loss is one number."""
+        """Return the loss that the program's function computes for a batch, and None in place of outputs.
+
+        Raises ConfigurationError unless the loss is a tensor of one real number.
+        """
         import torch
 
         found = self._loss(model, copy.deepcopy(batch) if self._writes else batch)
@@ -80,7 +83,9 @@ class GivenModel(Task):
         return loss, None
 
     def check_loss(self) -> None:
-        """Compute the loss once, on a copy. Raises ConfigurationError if a backward pass from this loss is impossible."""
+        """Compute the loss of a copy of the model once. Raises ConfigurationError if no backward pass can follow from this
+        loss.
+        """
         from psnode.worker.reached import Reach, parameters_of
 
         model = copy.deepcopy(self._model)
@@ -153,10 +158,10 @@ def device_of(model: torch.nn.Module) -> torch.device:
 
 @contextmanager
 def undisturbed(model: torch.nn.Module) -> Iterator[None]:
-    """Restore the model, its gradients and the random generators of Python, NumPy and torch at exit (CUDA's too if it is in use).
+    """Restore the model, its gradients and the random generators of Python, NumPy and torch when the context ends.
 
-    Inside the context, the model has no gradients, losses have graphs even if the caller has disabled gradients, and the current
-    CUDA device is the model's device.
+    The generators of CUDA are restored too if CUDA is in use. Inside the context, the model has no gradients, losses have
+    graphs even if the caller has disabled gradients, and the current CUDA device is the model's device.
     """
     import torch
 

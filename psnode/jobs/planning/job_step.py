@@ -1,7 +1,7 @@
-"""A step of a job in the model: the work of workers and roots on each group, in the order in which it becomes possible.
+"""A model of a step of a job: the work of workers and roots on each group, in the order in which it becomes possible.
 
-A group's gradients and weights travel on the group's route. The root of the group decodes, updates and codes on the cores of its
-own host. If the root is a worker, it shares these cores with the worker's passes and coding.
+A group's gradients and weights travel on the group's route. The root of the group decodes, updates and codes on the cores of
+its own host. If the root is a worker, this work shares its cores with the worker's passes and coding.
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ _DIGITS, _TOUCHING = 7, 2e-7  # decimals of the seconds of spans; seconds betwee
 
 
 class StepTime(NamedTuple):
-    """The `seconds` of a step, the seconds `spent` by kind of work along the chain of causes, and the share of `cores` in use."""
+    """The predicted duration of a step, and the work that determines it.
+
+    `seconds`: the duration. `spent`: by kind of work, the seconds along the chain of causes that ends the step. `cores`: the
+    share of the cores in use, on the host where it is greatest.
+    """
 
     seconds: float
     spent: dict[str, float]
@@ -33,14 +37,17 @@ class StepTime(NamedTuple):
 
     @property
     def binds(self) -> str:
-        """The bottleneck: the cores if all are in use, otherwise the kind of work that takes the most time."""
+        """The bottleneck: "cores" if nearly all cores are in use, otherwise the kind of work that takes the most time."""
         if self.cores > 0.95:
             return "cores"
         return max(self.spent, key=lambda kind: self.spent[kind], default=PASSES)
 
 
 def step_without_links(profile: Profile, costs: SchemeCosts) -> float:
-    """Return the modelled seconds of a worker's step on the measured host if nothing else runs and weights arrive immediately."""
+    """Return the modelled seconds of a worker's step on the measured host, without the work of other ranks.
+
+    In this model, all weights have already arrived when the step begins.
+    """
     graph = Graph()
     scenario = Scenario(1, None, 0.0, profile.host.cores)
     worker = StepWorker(graph, HostModels(graph, scenario, profile.host, ranks=1), 0, profile, costs, [])
@@ -61,11 +68,12 @@ def job_step(profile: Profile, costs: SchemeCosts, scenario: Scenario, routes: S
 def step_spans(
     profile: Profile, costs: SchemeCosts, scenario: Scenario, routes: Sequence[Route] | None = None
 ) -> tuple[PredictedSpan, ...]:
-    """Return the work in the step whose time `job_step` returns, between the ends of two versions.
+    """Return the work, as spans, in the step whose time `job_step` returns. The step lies between the ends of two versions.
 
-    A version ends with the last update of a group. This is the work of the root of this group, and the work and the frames of the
-    worker whose gradient comes last to this root. Touching spans of the same kind and group are joined. The result is empty if
-    there are more than MOST_SPANS spans, and for a scheme without groups.
+    A version ends when the last of its groups is updated. The spans are those of the root of this group, and of the worker
+    whose gradient is the last to reach this root: this worker's work and the frames from and to it. Spans of the same kind
+    and group that touch each other are joined. The result is empty if there are more than MOST_SPANS spans, and for a scheme
+    without groups.
     """
     if not costs.groups:
         return ()
@@ -97,8 +105,8 @@ def step_spans(
 class _Note(NamedTuple):
     """Work of a kind of psnode.plans.prediction.SPANS, from the beginning of activity `first` to the end of activity `last`.
 
-    `rank`: the worker, for a worker's work, for its gradient and for weights on their way to it; otherwise the root. `root`: for
-    a gradient on its way the rank to which it goes, otherwise None.
+    `rank`: the worker, if this is a worker's work, or a frame with its gradient or with weights for it; otherwise the root.
+    `root`: the rank to which a frame with a gradient goes; None for everything else.
     """
 
     kind: str
@@ -110,7 +118,10 @@ class _Note(NamedTuple):
 
 
 class _Job:
-    """The graph of several steps of a job. By step, `begins`: the beginnings of the backward passes; `notes`: all work."""
+    """The graph of several steps of a job.
+
+    `begins`: by step, the activities with which the workers' backward passes begin. `notes`: by step, all work.
+    """
 
     def __init__(self, profile: Profile, costs: SchemeCosts, scenario: Scenario, routes: Sequence[Route] | None = None) -> None:
         layout = Layout(scenario.workers)
@@ -156,7 +167,10 @@ class _Job:
                 complete[place] = [hosts.wait(scenario.round_trip / 2, known)]
 
     def _arrival(self, index: int, rank: int, there: dict[int, int]) -> int:
-        """Return the activity that ends when a group's weights are on `rank`. `there`: these activities by rank, if known."""
+        """Return the activity that ends when the weights of the group `index` have arrived on `rank`.
+
+        `there`: the activities that are already known, by rank. The activities of ranks on the way are added to it.
+        """
         if rank not in there:
             source = self._routes[index].down(rank)
             follows = self._arrival(index, source, there)
@@ -164,7 +178,7 @@ class _Job:
         return there[rank]
 
     def _send(self, kind: str, source: int, target: int, group: int, nbytes: int, follows: int) -> int:
-        """Add a frame of a group; return the activity that ends when it arrives. A frame to its own rank takes no time."""
+        """Add a frame of a group, and return the activity that ends when it arrives. A frame to its own sender takes no time."""
         if source == target:
             return follows
         if (source, target) not in self._connections:
@@ -177,7 +191,10 @@ class _Job:
 
 
 def steady(graph: Graph, hosts: HostModels, begins: Sequence[Sequence[int]]) -> StepTime:
-    """Run the graph; return the time between the last two beginnings of a backward pass, as a mean over the workers."""
+    """Run the graph, and return the time of its last step.
+
+    The step is the time between the last two beginnings of a backward pass, as a mean over the workers. `begins`: see _Job.
+    """
     schedule = graph.run()
     start, stop = (sum(float(schedule.begin[index]) for index in marks) / len(marks) for marks in begins[-2:])
     spent = schedule.path(begins[-1][0], float(schedule.begin[begins[-2][0]]), graph.kinds)
@@ -185,7 +202,11 @@ def steady(graph: Graph, hosts: HostModels, begins: Sequence[Sequence[int]]) -> 
 
 
 class StepWorker:
-    """A worker's threads. `backward`: the first activity of the last step's backward pass; `last`: the worker's last activity."""
+    """The threads of a worker, in a graph.
+
+    `backward`: the activity with which the last step's backward pass begins. `last`: the latest activity of the training
+    thread.
+    """
 
     def __init__(
         self, graph: Graph, hosts: HostModels, rank: int, profile: Profile, costs: SchemeCosts, notes: list[list[_Note]]
@@ -196,9 +217,10 @@ class StepWorker:
         self.last = self.backward = graph.add(PASSES, 0, [])
 
     def step(self, arrived: Sequence[Sequence[int]], complete: Sequence[int]) -> list[int]:
-        """Add a step on weights that arrive by group with the activities `arrived`.
+        """Add a step, and return for each group the activity that codes its gradient.
 
-        Return by group the activity that codes its gradient.
+        `arrived`: for each group, the activities after which its weights are on the worker. `complete`: the activities after
+        which the version is complete.
         """
         groups, profile = self._costs.groups, self._profile
         now = 0.0
@@ -221,7 +243,10 @@ class StepWorker:
         return found
 
     def _main(self, seconds: float, follows: Sequence[int] = (), kind: str = PASSES, group: int = -1) -> int:
-        """Add work of the training thread. If the work is coding, `group` is the group whose weights are decoded."""
+        """Add work of the training thread after its previous work and the activities `follows`, and return the activity.
+
+        `kind`: PASSES, or CODING if the thread decodes the weights of `group`.
+        """
         self.last = self._hosts.compute(kind, self.rank, max(seconds, 0.0), [self.last, *follows])
         self._note("passes" if kind == PASSES else "apply", group, self.last)
         return self.last
@@ -232,7 +257,7 @@ class StepWorker:
 
 
 class StepRoot:
-    """The threads of the shard on `rank`, the root of `groups`: the thread that takes frames, and the lanes."""
+    """The threads of the shard on `rank`, the root of `groups`: its main thread, which receives frames, and its lanes."""
 
     def __init__(
         self, graph: Graph, hosts: HostModels, rank: int, groups: Sequence[int], costs: SchemeCosts, scenario: Scenario
@@ -243,13 +268,14 @@ class StepRoot:
         self._lanes = {group: lanes[place % len(lanes)] for place, group in enumerate(groups)}
 
     def handle(self, arrived: int, copies: int = 1) -> int:
-        """Add the work of the thread that takes frames on `copies` frames that arrive with the activity `arrived`."""
+        """Add the main thread's work on `copies` frames that arrive with the activity `arrived`, and return the activity."""
         return self._hosts.compute(MASTER, self._rank, copies * self._costs.bookkeeping, [arrived], queue=self._main)
 
     def close(self, index: int, frames: Sequence[int], notes: list[_Note], copies: Sequence[int] | None = None) -> int:
-        """Add the decoding of a group's frames and its update; return the activity after which its weights can be sent.
+        """Add the decoding of a group's frames and the group's update. Return the activity after which its weights can be
+        sent.
 
-        `copies`: the number of frames that arrive with each activity in `frames`; by default one.
+        `frames`: the activities with which frames arrive. `copies`: for each of them the number of frames, by default one.
         """
         group: GroupCosts = self._costs.groups[index]
         lane, rank = self._lanes[index], self._rank

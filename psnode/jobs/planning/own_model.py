@@ -68,7 +68,7 @@ _NO_GROUPS = "DDP is not compared, since this torch is built without it"
 
 @dataclass(frozen=True)
 class RatePrediction:
-    """Predictions at one rate of the links: `forecasts`, the fastest first, their `verdict`, and the `sentences` that state it.
+    """Predictions for one rate of the links: the `forecasts`, the fastest first, their `verdict`, and the `sentences` on it.
 
     `scenario`: the rate, the number of workers and their hosts.
     """
@@ -81,11 +81,11 @@ class RatePrediction:
 
 @dataclass(frozen=True)
 class OwnModelPlan:
-    """Predictions for a model of a program. Their text consists of the tables of `psnode plan`.
+    """Predictions for a model of a program. As text, they are the tables that `psnode plan` prints.
 
-    `profile`: the measurement. `workers`: the number of workers. `by_rate`: the predictions, by the text of the rate. `limit`:
-    the rate in bit/s below which compression pays; None as in psnode.jobs.planning.forecast.limit_of. `notes`: lines about
-    predictions that were left out.
+    `profile`: the measurement. `workers`: the number of workers. `by_rate`: the predictions for each rate, by the rate's
+    text. `limit`: the rate in bit/s below which compression pays, or None (see psnode.jobs.planning.forecast.limit_of).
+    `notes`: lines about predictions that were left out.
     """
 
     profile: Profile
@@ -102,14 +102,15 @@ class OwnModelPlan:
         return "\n".join([*lines, *(["", *self.notes] if self.notes else [])])
 
     def save(self, file: Path | str) -> None:
-        """Save the profile for `psnode plan --profile FILE`. The folder is created if it does not exist."""
+        """Save the profile to a file for `psnode plan --profile FILE`. The folder is created if it does not exist."""
         self.profile.save(Path(file))
 
     def save_plan(self, file: Path | str, rate: str | None = None) -> str:
-        """Save the plan of the best scheme at a rate, for plan=FILE of a session, and return the scheme's name.
+        """Save the plan of the best scheme at a rate to a file, and return the scheme's name. A session uses it with
+        plan=FILE.
 
-        `rate`: a key of `by_rate`. It may be left out if `by_rate` has only one key. Raises ConfigurationError for an unknown
-        rate, and if the record of losses speaks against every scheme.
+        `rate`: a key of `by_rate`. It may be left out if there is only one. Raises ConfigurationError for an unknown rate,
+        and if the record of losses speaks against every scheme.
         """
         name = next(iter(self.by_rate)) if rate is None and len(self.by_rate) == 1 else rate
         found = None if name is None else self.by_rate.get(name)
@@ -135,9 +136,9 @@ def plan_own_model(
     progress: Callable[[str], None] | None,
     given: Mapping[str, Any],
 ) -> OwnModelPlan:
-    """Return the predictions. See psnode.plan for the parameters; `given` are settings of train.
+    """Return the predictions for `model`. See psnode.plan for the parameters; `given` are settings of train.
 
-    Raises ConfigurationError. In every case, model and process are afterwards as before.
+    Raises ConfigurationError. The model and the state of the process are the same afterwards, even after an error.
     """
     workers = _whole("workers", workers)
     speeds = _speeds(rate)
@@ -162,7 +163,7 @@ def plan_own_model(
 
 @contextmanager
 def _named_as_in_programs() -> Iterator[None]:
-    """Replace the flags in the text of errors by the names of settings."""
+    """Replace flags by the names of settings in the messages of errors that are raised inside the context."""
     try:
         yield
     except (ConfigurationError, CodecSpecError) as error:
@@ -203,10 +204,10 @@ def _measured(
 
 
 def _configured(task: GivenModel, model: torch.nn.Module, given: Mapping[str, Any]) -> tuple[Config, list[str], list[str]]:
-    """Return the measured configuration, the topologies to predict, and lines about the topologies that are refused.
+    """Return the configuration to measure, the topologies to predict, and a line for each topology that is refused.
 
-    The configuration is that of a run with the `given` settings, which override PSNODE_* variables, under the usual topology:
-    the measured worker and its master are in one process.
+    The configuration is that of a run with the settings `given`, which override PSNODE_* variables. It has the usual
+    topology, because the measured worker and its master are in one process.
     """
     known, useless = settings(), {name: reason for reason, names in _NOT_HERE.items() for name in names}
     for name in given:
@@ -224,7 +225,7 @@ def _configured(task: GivenModel, model: torch.nn.Module, given: Mapping[str, An
 
 
 def _speeds(rate: Rates) -> dict[str, float | None]:
-    """Return the rates in bit/s by their texts; None stands for links that cost no time."""
+    """Return the rates in bit/s by their texts. The rate None stands for links on which messages take no time."""
     texts = [NO_RATE if each is None else each for each in ([rate] if rate is None or isinstance(rate, str) else rate)]
     found: dict[str, float | None] = {}
     for text in texts:

@@ -17,10 +17,10 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class TensorTimes:
-    """A trainable tensor: its shape, two times in seconds, and its name (empty in profiles of earlier versions).
+    """A trainable tensor: its shape, two times in seconds, and its name (empty in profiles of earlier versions of psnode).
 
-    `ready`: from the beginning of the backward pass until the tensor's gradient is finished. `needed`: from the beginning of the
-    forward pass until the tensor's first use.
+    `ready`: the time from the beginning of the backward pass until the tensor's gradient is finished. `needed`: the time from
+    the beginning of the forward pass until the tensor is first used.
     """
 
     shape: tuple[int, ...]
@@ -36,12 +36,13 @@ class TensorTimes:
 
 @dataclass(frozen=True)
 class GroupCosts:
-    """A group of a plan: the bytes of its frames, and the seconds of one core that it costs in a step.
+    """A group of a plan, with the bytes of its frames, and the seconds of one core that it costs in a step.
 
     `up`: bytes of a frame with the gradient. `down`: bytes of a frame with the weights or their change. `encode`, `apply`:
-    seconds on a worker. `decode`: seconds on the master for each worker. `update`: seconds on the master from the finished sum to
-    the frame for the workers. `ready`, `needed`: as in TensorTimes, of the group's last gradient and of the weight that is used
-    first. `coded`, `plain`: numbers of coordinates that are coded, and that travel uncoded; 0 in profiles of earlier versions.
+    seconds on a worker. `decode`: seconds on the master for each worker's gradient. `update`: seconds on the master from the
+    finished sum to the frame with the new weights. `ready`: as in TensorTimes, for the last of the group's gradients.
+    `needed`: as in TensorTimes, for the group's weight that is used first. `coded`, `plain`: numbers of coordinates that are
+    coded, and that are sent uncoded; 0 in profiles of earlier versions of psnode.
     """
 
     up: int
@@ -58,13 +59,14 @@ class GroupCosts:
 
 @dataclass(frozen=True)
 class SchemeCosts:
-    """A scheme: its `groups`, and two times in seconds: `bookkeeping`, the master's other work for each frame, and `extra`.
+    """The measured costs of a scheme: those of its `groups`, and the seconds of the work that belongs to no group.
 
-    `extra`: the difference between a worker's measured step without communication and the modelled one. `settings`, `plan`: as in
-    plan files (psnode.plans.plan_file). `grouping`: the settings by which the plan was made (psnode.plans.rule.grouping_of).
-    `settings`, `plan` and `grouping` are empty in profiles of earlier versions. `accuracy`: a line that compares the recorded
-    loss of the scheme with that of dense, or an empty text if no loss is recorded. `lossy`: False for schemes whose gradients
-    travel as float32, fp16 or bf16. `doubtful`: True if the recorded loss or the kind of the codec speaks against the scheme.
+    `bookkeeping`: the seconds of the master's other work for each frame. `extra`: the seconds by which a worker's measured
+    step without communication is longer than the modelled one. `settings`, `plan`: as in plan files (psnode.plans.plan_file).
+    `grouping`: the settings by which the plan was made (psnode.plans.rule.grouping_of). These three are empty in profiles of
+    earlier versions of psnode. `accuracy`: a line that compares the recorded loss of the scheme with that of dense, or an
+    empty text if no loss is recorded. `lossy`: False for schemes whose gradients travel as float32, fp16 or bf16. `doubtful`:
+    True if the recorded loss or the kind of the codec speaks against the scheme.
     """
 
     groups: tuple[GroupCosts, ...]
@@ -80,12 +82,12 @@ class SchemeCosts:
 
 @dataclass(frozen=True)
 class HostCosts:
-    """Costs of a host, in seconds of one core.
+    """The costs of messages and additions on a host, in seconds of one core, and facts about its cores.
 
-    `send`, `receive`: for each byte through TCP. `message`: for each message through MPI, at each end. `add`: for each byte of
-    float32 that is added. `cores`: the number of cores of the measured host. `crowded`: the rate of a core while all cores work
-    on passes, relative to its rate when it works alone. `mpi`: for each byte of a frame through MPI, at each end; 0 if it was not
-    measured.
+    `send`, `receive`: cost of a byte sent or received through TCP. `message`: cost of a message through MPI, at each end.
+    `add`: cost of a byte of float32 that is added. `mpi`: cost of a byte of a frame through MPI, at each end; 0 if it was not
+    measured. `cores`: the number of cores of the measured host. `crowded`: the rate of a core while all cores work on passes,
+    relative to its rate while the others are idle.
     """
 
     send: float
@@ -98,23 +100,23 @@ class HostCosts:
 
     @property
     def sends(self) -> float:
-        """The seconds for each byte of a frame that is sent through MPI."""
+        """The seconds of one core for each byte of a frame that is sent through MPI."""
         return self.mpi or self.send
 
     @property
     def takes(self) -> float:
-        """The seconds for each byte of a frame that is received through MPI."""
+        """The seconds of one core for each byte of a frame that is received through MPI."""
         return self.mpi or self.receive
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Measurements of a model's step on one worker.
+    """Measurements of a model's step on one worker, and of the work that schemes and DDP add to it.
 
-    `forward`, `backward`, `optimizer`: seconds; `optimizer` is the time of torch's own optimizer. If a step has several batches,
-    `forward` includes the passes over all batches before the last one. `tensors`: in the order in which their gradients finish.
-    `schemes`: by flags. `ddp`: by hook, the seconds that DDP adds to the passes of a process that is alone in its job. `of_adam`:
-    True if the optimizer is Adam or a relative of Adam.
+    `forward`, `backward`: seconds of the passes. If a step has several batches, `forward` includes the passes over all
+    batches before the last one. `optimizer`: seconds of torch's own optimizer. `tensors`: in the order in which their
+    gradients finish. `schemes`: the costs of each scheme, by its flags. `ddp`: for each hook, the seconds that DDP adds to
+    the passes of a process that is alone in its job. `of_adam`: True if the optimizer is Adam or a relative of Adam.
     """
 
     model: str
@@ -168,9 +170,9 @@ class Profile:
 
 
 def waiting(profile: Profile) -> Profile:
-    """Return the profile changed for workers whose forward passes begin only when all weights have arrived.
+    """Return the profile of workers whose forward passes begin only when all weights have arrived, made from `profile`.
 
-    The workers of sessions are such workers, and so are those without overlap.
+    Workers of sessions and workers without overlap wait in this way.
     """
     schemes = {
         name: replace(costs, groups=tuple(replace(group, needed=0.0) for group in costs.groups))

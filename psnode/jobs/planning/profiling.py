@@ -1,4 +1,4 @@
-"""Measurement of a profile on this host: a model's passes, and the work of a worker and of the master under every scheme."""
+"""Measurement of a profile on this host: of a model's passes, and of a worker's and the master's work under every scheme."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def measure(
     device: torch.device | None = None,
     in_job: bool = False,
 ) -> Profile:
-    """Return the profile of the model that `config` trains, under each of `schemes`, by flags.
+    """Return the profile of the model that `config` trains. `schemes`: the runs to measure, by the flags of their schemes.
 
-    Batches are those of training, but nothing is trained. If a step has several batches, the forward pass stands for all passes
-    before the last backward pass. `ranks`: the number of ranks that share a host. They divide its cores unless --threads is set.
-    `task` replaces the task that `config` names, and `device` replaces the device that `config` selects. `in_job`:
-    True in a rank of a job, which starts no further process: MPI, DDP and the use of all cores at once are not measured. Raises
-    ConfigurationError for settings that train would refuse.
+    Batches are those of training, but nothing is trained. If a step has several batches, the measured forward pass includes
+    all passes before the last backward pass. `ranks`: the number of ranks that share a host. They divide its cores unless
+    --threads is set. `task` replaces the task that `config` names, and `device` replaces the device that `config` selects.
+    `in_job`: True if this process is a rank of a job. It then starts no other process, so the costs of MPI, of DDP and of
+    crowded cores are not measured. Raises ConfigurationError for settings that train would refuse.
     """
     import torch
 
@@ -103,7 +103,8 @@ def measure(
 def tensor_times(ground: TimedModel, whole: float) -> tuple[dict[str, TensorTimes], float]:
     """Return the times of the trainable tensors by name, and the seconds of the forward pass.
 
-    Both passes are measured with hooks, and then scaled so that their sum is `whole`, the seconds without hooks.
+    Both passes are measured with hooks, which slow them down. The times are then scaled so that the passes together take
+    `whole`, the seconds without hooks.
     """
     from psnode.exchange.flat_model import trainable
     from psnode.worker.backward_hooks import finish_times
@@ -123,9 +124,10 @@ def tensor_times(ground: TimedModel, whole: float) -> tuple[dict[str, TensorTime
 
 
 def first_uses(ground: TimedModel, model: torch.nn.Module, computation: Computation) -> tuple[dict[str, float], float]:
-    """Return for each parameter the seconds from the beginning of the forward pass to its first use, and the seconds of the pass.
+    """Return the time of each parameter's first use, by name, and the duration of the forward pass, both in seconds.
 
-    A parameter counts as used when its module is called. If its module is never called, it counts as used at the beginning.
+    Times are counted from the beginning of the forward pass. A parameter counts as used when its module is called. Parameters
+    of modules that are never called are left out.
     """
     from psnode.tasks import tensor_names
 
@@ -154,9 +156,9 @@ def first_uses(ground: TimedModel, model: torch.nn.Module, computation: Computat
 
 
 def _optimizer_seconds(ground: TimedModel, config: Config) -> float:
-    """Return the seconds of a step of torch's fused optimizer under DDP.
+    """Return the seconds of a step of torch's fused optimizer, which a training under DDP would use.
 
-    Optimizers that are not compared with DDP count as AdamW.
+    An optimizer other than SGD, Adam and AdamW is not compared with DDP, and counts as AdamW.
     """
     import torch
 
@@ -225,32 +227,32 @@ def _scheme_costs(
 
 
 def _handled(spans: Sequence[Mapping[str, Any]]) -> float:
-    """Return the seconds in which the master decoded and updated groups."""
+    """Return the sum of the seconds in which the master decoded or updated groups, over `spans`."""
     return float(sum(1e-6 * span["dur"] for span in spans if "group" in span["args"] and span["name"] in ("decode", *_UPDATES)))
 
 
 def _bookkeeping(served: Sequence[float], handled: Sequence[float], frames: int) -> float:
-    """Return the seconds of the master's other work for each of `frames` frames of a step.
+    """Return the seconds of the master's other work for each frame. A step has `frames` frames.
 
-    `served`: by step, the seconds from the gradient to the weights. `handled`: the sums of `_handled` before the first step and
-    after each step. The two are subtracted step by step: a disturbance adds to both, and the median of a sum is not the sum of
-    medians.
+    `served`: by step, the seconds from the gradient to the weights. `handled`: the results of `_handled` before the first
+    step and after each step. The difference of both is taken for every step, and then its median over the steps: the
+    difference of two medians would not be right, since a disturbance adds to both seconds of a step.
     """
     rests = [whole - (after - before) for whole, (before, after) in zip(served, itertools.pairwise(handled), strict=True)]
     return max(0.0, statistics.median(rests)) / frames
 
 
 def _added(taken: Sequence[float], passes: Sequence[float], known: float) -> float:
-    """Return the seconds that a scheme adds to a step besides the `known` seconds of its work.
+    """Return the median of the seconds that a scheme adds to a step, besides the `known` seconds of its work.
 
-    `taken`: seconds of steps under the scheme. `passes`: seconds of the passes alone, measured immediately before each step, so
-    that a change of the machine's speed affects both.
+    `taken`: the seconds of steps under the scheme. `passes`: the seconds of the passes without a scheme, measured immediately
+    before each of these steps, so that a change of the machine's speed affects both.
     """
     return max(0.0, statistics.median(step - alone - known for step, alone in zip(taken, passes, strict=True)))
 
 
 def _by_group(spans: Sequence[Mapping[str, Any]], groups: int) -> list[dict[str, float]]:
-    """Return for each group the median seconds of every kind of span."""
+    """Return, for each group, the median seconds of its spans by their name."""
     found: list[dict[str, list[float]]] = [defaultdict(list) for _ in range(groups)]
     for span in spans:
         if "group" in span["args"]:

@@ -17,12 +17,13 @@ PASSES, CODING, MASTER, TRANSPORT, LINK, LATENCY = "passes", "coding", "master",
 
 @dataclass(frozen=True)
 class Scenario:
-    """`workers`, each on its own host with `cores` cores and a link of `rate` bit/s each way (None: transfers cost no time).
+    """The hosts of a predicted job: `workers` workers, each on a host with `cores` cores and a link of `rate` bit/s each way.
 
-    `round_trip`: the seconds that a small message and its answer take. `shared`: True if all ranks share the cores of one
-    machine, as on emulated hosts. `burst`: bytes that a link carries immediately after a pause, as if limited by a token bucket.
-    `uneven`: TCP connections through one link deviate from equal shares by up to this fraction, so that some workers are ahead of
-    others. `master_rate`: the rate of the master's link in bit/s, if it differs from `rate`.
+    If `rate` is None, transfers cost no time. `round_trip`: the seconds that a small message and its answer take. `shared`:
+    True if all ranks share the cores of one machine, as on emulated hosts. `burst`: bytes that a link carries immediately
+    after a pause, as if limited by a token bucket. `uneven`: TCP connections through one link get up to this fraction more or
+    less than equal shares of it, so that some workers are ahead of others. `master_rate`: the rate of the master's link in
+    bit/s, if it differs from `rate`.
     """
 
     workers: int
@@ -36,9 +37,9 @@ class Scenario:
 
 
 class HostModel:
-    """The cores and the link of one rank, in a graph.
+    """The cores and the link of one rank, as resources of a graph.
 
-    `inward`, `outward`: the two directions of the link of `rate` bit/s; None without a rate. `burst`: see Scenario.
+    `inward`, `outward`: the two directions of the link of `rate` bit/s; None if `rate` is None. `burst`: see Scenario.
     """
 
     def __init__(self, graph: Graph, cores: int, rate: float | None, burst: float) -> None:
@@ -51,7 +52,10 @@ class HostModel:
 
 
 class HostModels:
-    """The hosts of `ranks` ranks in a graph, one host for each rank, in a scenario."""
+    """The hosts of `ranks` ranks in a scenario, as resources of a graph. Every rank has its own host.
+
+    If the scenario is `shared`, the hosts have the same cores.
+    """
 
     def __init__(self, graph: Graph, scenario: Scenario, costs: HostCosts, *, ranks: int) -> None:
         self._graph, self.costs = graph, costs
@@ -82,10 +86,10 @@ class HostModels:
     def transfer(
         self, source: int, target: int, nbytes: float, follows: Iterable[int], connection: int, *, by_mpi: bool = True
     ) -> int:
-        """Add a message and the work of both ends; return the activity that ends when the message has arrived.
+        """Add a message and the work of both ends for it. Return the activity that ends when the message has arrived.
 
-        `connection`: the queue of the message. `by_mpi`: True if the message goes through MPI, which also costs a fixed time at
-        each end.
+        `connection`: the queue in which the message waits for earlier ones. `by_mpi`: True if the message goes through MPI,
+        which also costs a fixed time at each end.
         """
         costs = self.costs
         message, send, receive = (costs.message, costs.sends, costs.takes) if by_mpi else (0.0, costs.send, costs.receive)
@@ -100,7 +104,7 @@ class HostModels:
         return self.wait(self._half_trip, (wire, sent, taken))
 
     def wait(self, seconds: float, follows: Iterable[int]) -> int:
-        """Add a delay that uses neither cores nor links."""
+        """Add a delay of `seconds` that uses neither cores nor links, and return its activity."""
         return self._graph.add(LATENCY, seconds, [self._delay], follows)
 
     def cores_in_use(self, schedule: ActivityTimes, start: float, stop: float) -> float:

@@ -20,10 +20,10 @@ _FIXED = frozenset(
 
 
 def scheme_settings(text: str, fixed: Collection[str] = ()) -> dict[str, Any]:
-    """Return the settings in `text`, which is a scheme and flags, or only flags.
+    """Return the settings in `text`, which contains a scheme followed by flags, or only flags.
 
-    Raises ConfigurationError for an unknown flag, for a flag without a value, and for a setting that all compared schemes share,
-    which is one of _FIXED or of `fixed`.
+    Raises ConfigurationError for an unknown flag, for a flag without a value, and for a setting in _FIXED or `fixed`: all
+    compared schemes have the same values of these settings.
     """
     given = {}
     for flag, value in flag_pairs(text):
@@ -40,14 +40,14 @@ def scheme_settings(text: str, fixed: Collection[str] = ()) -> dict[str, Any]:
 
 
 def settings_of(flag: str) -> list[Setting]:
-    """Return a list with the setting that has `flag`; empty if there is none."""
+    """Return a list with the setting whose flag or alias is `flag`; the list is empty if there is no such setting."""
     return [setting for setting in settings().values() if flag in (setting.flag, *setting.rules.aliases)]
 
 
 def flag_pairs(text: str) -> list[tuple[str, str | None]]:
-    """Return the flags of `text` with their values; the value None stands for a flag without a value.
+    """Return the flags in `text` with their values. A flag without a value has the value None.
 
-    A scheme that is given without its flag gets this flag.
+    If the text begins with a scheme, the flag --scheme is added in front.
     """
     try:
         split = shlex.split(text)

@@ -1,7 +1,8 @@
-"""Rigs that `psnode bench step` and `psnode plan` time: a worker with its master in one process, and passes without a worker.
+"""Rigs whose steps `psnode bench step` and `psnode plan` time.
 
-The worker is built by psnode.worker as in a job, with its hooks, coding thread, feedback and receiver. The master handles a
-gradient between two steps: during a timed step, no code of the master runs, and the worker does not wait.
+One rig is a worker with its master in the same process. The other rig only runs passes, without a worker. The worker is built
+by psnode.worker as in a job, with its hooks, coding thread, feedback and receiver. The master handles a gradient between two
+steps: during a timed step, no code of the master runs, and the worker does not wait.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _SECONDS = 600.0
 
 
 class TimedModel:
-    """Settings shared by all rigs: the network, the seed, and one batch, which lies on `device` from the beginning.
+    """The network, the seed and the batch that all rigs share. The batch lies on `device` from the beginning.
 
     `coded_there`: True to code gradients and decode changes of weights on the device. `findings`: results of the passes with
     which a worker inspects the network before the first step. `data`: replaces the data of the task.
@@ -89,14 +90,14 @@ class TimedModel:
 
 
 class Coded(NamedTuple):
-    """Numbers of coordinates that are coded: `there`, those coded on the device, and `everywhere`, all of them."""
+    """Numbers of coordinates that are coded: `there` is the number on the device, and `everywhere` that on host and device."""
 
     there: int
     everywhere: int
 
     @property
     def place(self) -> str:
-        """The place of coding, as one or two words for a table."""
+        """The place where coordinates are coded, in a few words for a table."""
         if not self.everywhere:
             return "uncoded"
         share = self.there / self.everywhere
@@ -104,7 +105,7 @@ class Coded(NamedTuple):
 
 
 class Alone:
-    """Forward and backward passes without psnode. `model` replaces the network, for example by one under DDP."""
+    """A rig of forward and backward passes without psnode. `model` replaces the network, for example by one under DDP."""
 
     sent = received = 0
     gradients = changes = Coded(0, 0)
@@ -127,18 +128,18 @@ class Alone:
         return seconds
 
     def between(self) -> None:
-        """Do nothing: passes without communication need no untimed work between steps."""
+        """Do nothing, because passes without communication need no untimed work between steps."""
 
     def close(self) -> None:
-        """Do nothing: no thread runs."""
+        """Do nothing, because the rig has no thread."""
 
 
 class Exchanging:
-    """The passes of a worker under a scheme, with all its work on gradients and on changes of weights.
+    """A rig of a worker's passes under a scheme, with all its work on gradients and on changes of weights.
 
-    `sent`, `received`: bytes of the frames of the last step. `gradient_bytes`, `weight_bytes`: these bytes by group. `report`:
-    the report of the last step. With the setting `timeline`, `spans` returns the work of worker and master. Raises
-    ConfigurationError if steps cannot be taken one by one.
+    `sent`, `received`: bytes of the frames of the last step. `gradient_bytes`, `weight_bytes`: the same bytes by group.
+    `report`: the worker's report on the last step. With the setting `timeline`, `spans` returns the work of worker and
+    master. Raises ConfigurationError if the settings do not let the worker take one step at a time.
     """
 
     def __init__(self, ground: TimedModel, config: Config, scheme: Scheme) -> None:
@@ -181,7 +182,7 @@ class Exchanging:
         self.changes = Coded(_values(changed), _coded(plan, coding.down or ()))
 
     def step(self) -> float:
-        """Take a step and return its seconds. The change of its weights arrived after the previous step."""
+        """Take a step and return its seconds. The change of weights that the step applies has arrived before it begins."""
         worker, (number, batches, settled, _) = self._worker, self._passes
         self._ground.settle()
         begin = time.perf_counter()
@@ -192,11 +193,14 @@ class Exchanging:
 
     @property
     def sent(self) -> int:
-        """Bytes of the frames with the last step's gradient."""
+        """Bytes of the frames that carried the last step's gradient."""
         return self._worker.sender.nbytes
 
     def between(self) -> None:
-        """Make the master apply the gradient and send the next weights. Raises TransportError if the master cannot."""
+        """Make the master apply the gradient of the last step and send the new weights.
+
+        Raises TransportError if the worker sent no gradient, or if the master cannot apply it.
+        """
         open_groups, told, self.received = self._groups, False, 0
         self._shard.open(Round.after(self._version))
         while open_groups or not told:
@@ -236,13 +240,13 @@ def _values(segments: Sequence[Segment]) -> int:
 
 
 def _coded(plan: Plan, codecs: Sequence[Codec]) -> int:
-    """Return the number of coordinates in segments with a lossy codec in `codecs`; 0 without codecs."""
+    """Return the number of coordinates in segments whose codec is lossy. `codecs`: by segment; empty if there are none."""
     return sum(segment.size for segment, codec in zip(plan.segments, codecs, strict=False) if not codec.lossless)
 
 
 @dataclass(frozen=True)
 class _Again:
-    """`Data` that always returns the same batch. It is also the `Feeding` of psnode.worker.data_share."""
+    """Data that return the same batch for all indices. It is both a `Data` and a `Feeding` of psnode.worker.data_share."""
 
     found: Batch
     size: int
@@ -255,11 +259,11 @@ class _Again:
         return self.found
 
     def feed(self, sampler: Sampler, finished: int, last: int) -> _Again:
-        """Return this object, which iterates over the batches of all steps."""
+        """Return this object, which is also the iterator over the batches of all steps."""
         return self
 
     def __next__(self) -> list[Batch]:
         return [self.found]
 
     def close(self) -> None:
-        """Do nothing: no resource is held."""
+        """Do nothing, because no resource is held."""

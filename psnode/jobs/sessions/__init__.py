@@ -1,1 +1,1 @@
-"""Sessions, in which the user's program keeps its training loop: settings, data, figures, messages, and a mode without MPI."""
+"""Sessions, for programs that keep their own training loop: settings, data, figures, messages, and a mode without MPI."""

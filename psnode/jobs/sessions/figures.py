@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 
 
 class Figures(Protocol):
-    """The figures of a session, in steps of the whole job.
+    """The figures of a session that the program can read. Steps are those of the whole job, not of one worker.
 
-    * steps_per_epoch, total_steps: the length of an epoch and of the run; epoch: the number of finished epochs
-    * lr: the learning rate of the last step that was taken, or, before the first step, of the first step
-    * gradient_norm: the L2 norm of the mean gradient of the last step, before clipping; None without clip_grad_norm, and before
-      the first step
+    * steps_per_epoch, total_steps: the number of steps in an epoch, and in the run
+    * epoch: the number of finished epochs
+    * lr: the learning rate of the last step; before the first step, the rate that this step will have
+    * gradient_norm: the L2 norm of the mean gradient of the last step, before clipping; None without clip_grad_norm, and
+      before the first step
     """
 
     @property
@@ -40,7 +41,10 @@ class Figures(Protocol):
 
 
 class RecordedFigures:
-    """The figures of a run that has ended, from its records, for rank 0. `steps_per_epoch`: of the last part of the run."""
+    """The figures of a run that has ended, read from its records for the program on rank 0.
+
+    `steps_per_epoch`: the number of steps in an epoch at the end of the run.
+    """
 
     def __init__(self, run: Path, config: Config, steps_per_epoch: int) -> None:
         self._run, self._config = run, config
@@ -55,7 +59,7 @@ class RecordedFigures:
 
     @property
     def total_steps(self) -> int:
-        """The last step of the run.
+        """The number of the last step that the run was to take.
 
         Earlier epochs may have had other numbers of steps, because the number of workers differed.
         """
@@ -77,7 +81,7 @@ class RecordedFigures:
 
 
 def workers_at_end(run: Path) -> int:
-    """Return the number of workers in the last part of a run.
+    """Return the number of workers with which a run ended.
 
     It is less than at the beginning if workers left before the last epoch of the run.
     """
@@ -86,12 +90,12 @@ def workers_at_end(run: Path) -> int:
 
 
 def epoch_of(task: OwnLoop, config: Config, workers: int) -> int:
-    """Return the number of steps in an epoch of `workers` workers."""
+    """Return the number of steps in an epoch if `workers` workers share the examples."""
     return task.steps_per_epoch or max(1, len(task.train_data()) // examples_a_round(config, workers))
 
 
 def before_the_loop(name: str) -> ConfigurationError:
-    """Return the error for a program that reads the figure `name` before it is known."""
+    """Return the error for a program that reads the figure `name` before the loop over its batches has begun."""
     return ConfigurationError(
         f"s.{name} is known inside the loop over s.batches(loader), and after it: the loader says how long an epoch is"
     )
@@ -100,8 +104,8 @@ def before_the_loop(name: str) -> ConfigurationError:
 class WorkerBatches:
     """Iterator over the batches of a rank.
 
-    `draw` returns the next batch, or None at the end. `count`: the length of the iterator, which tqdm shows; None if unknown. The
-    length is the number of batches from the creation of the iterator until the run ends or is stopped.
+    `draw` returns the next batch, or None at the end. `count`: the length of the iterator, which tqdm shows; None if unknown.
+    It is the number of batches from the creation of the iterator to the planned end of the run.
     """
 
     def __init__(self, draw: Callable[[], Batch | None], count: int | None) -> None:

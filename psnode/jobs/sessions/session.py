@@ -62,11 +62,12 @@ class Session:
 
     * settings: those of `psnode train`, by their names in Config
     * constrain(model): restores constraints on the weights after each update, like Task.constrain
-    * parameter_groups: in the format of torch.optim (Task.parameter_groups)
-    * learning_rate(step, lr=, steps_per_epoch=, total_steps=): the user's own schedule (Task.learning_rate)
+    * parameter_groups: groups of parameters with their own settings, in the format of torch.optim (Task.parameter_groups)
+    * learning_rate(step, lr=, steps_per_epoch=, total_steps=): the program's own schedule (Task.learning_rate)
     * optimizer: a name, or a function that creates the optimizer of each tensor (Task.optimizer)
-    * gradients: "backward" sends them during the backward pass, "step" in `step`, so that the loop can change them before
-    * beside: modules or parameters on which the loss depends, but which the loop itself trains
+    * gradients: with "backward", gradients are sent during the backward pass; with "step", they are sent when `step` is
+      called, so that the loop can change them before
+    * beside: modules or parameters that the loss depends on, but that the loop itself trains
 
     When the block ends, the model of every rank has the weights of the last checkpoint, in its own memory.
     """
@@ -118,7 +119,7 @@ class Session:
 
     @property
     def is_master(self) -> bool:
-        """Return True on the rank that serves: rank 0, or the only process of a program without MPI."""
+        """Return True on the rank that runs the master: on rank 0, and in a program that was started without MPI."""
         return self._is_alone or self._serves
 
     @property
@@ -127,7 +128,9 @@ class Session:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Return the number of steps of the job in an epoch. All figures are known only after s.batches(loader) was called."""
+        """Return the number of steps of the job in an epoch. Like all figures, it is known only after s.batches(loader) was
+        called.
+        """
         return self._known("steps_per_epoch").steps_per_epoch
 
     @property
@@ -144,7 +147,7 @@ class Session:
     def lr(self) -> float:
         """Return the learning rate of the last step, as in metrics.jsonl.
 
-        Before the first step, return the rate of the first step.
+        Before the first step, return the rate that this step will have.
         """
         return self._known("lr").lr
 
@@ -160,7 +163,7 @@ class Session:
 
     @property
     def version(self) -> int:
-        """Return the number of updates that the model's weights contain."""
+        """Return the version of the model's weights: the number of updates that they contain."""
         return self._updates if self._over or self._worker is None else self._worker.version
 
     def __enter__(self) -> Self:
@@ -227,22 +230,22 @@ class Session:
         return None
 
     def backward(self, loss: torch.Tensor, weight: int | None = None) -> None:
-        """Call `loss.backward()` with the loss multiplied by the weight of its batch in the step.
+        """Call `loss.backward()`, with the loss multiplied by the weight of its batch in the step.
 
-        With batches_per_step all batches of a step count equally. With weighted_mean they count by `weight`, a whole number:
-        `loss` is the mean over this many examples or tokens, by default over the examples of the batch. Raises ConfigurationError
-        if a weight is given but all gradients count equally.
+        With batches_per_step all batches of a step have equal weights. With weighted_mean a batch counts by `weight`, the
+        whole number of examples or tokens over which `loss` is a mean; by default this is the number of examples in the
+        batch. Raises ConfigurationError if `weight` is given but all gradients count equally.
         """
         if self._worker is None:
             raise ConfigurationError("s.backward() belongs in a loop over s.batches(loader), which runs on workers only")
         self._worker.backward(loss, weight)
 
     def step(self, loss: torch.Tensor | float | None = None, metrics: Mapping[str, Any] | None = None) -> bool:
-        """Apply the gradients of the batch's backward pass, and return when the model has the new weights.
+        """Apply the gradients of the batch's backward pass, and return True when the model has the new weights.
 
-        `loss`, a mean over the batch, and `metrics`, sums over the batch, are recorded. Returns False while batches are
-        accumulated (batches_per_step). Accumulation requires `s.backward(loss)`, or `loss / batches_per_step` in the backward
-        pass.
+        `loss`, a mean over the batch, and `metrics`, sums over the batch, are recorded. With batches_per_step, the step is
+        taken only after the last of several batches; after the other batches the result is False. Such a step requires
+        `s.backward(loss)`, or `loss / batches_per_step` in the backward pass.
         """
         if self._worker is None:
             raise ConfigurationError("s.step() belongs in a loop over s.batches(loader), which runs on workers only")
@@ -253,10 +256,11 @@ class Session:
     ) -> bool:
         """Record the program's own evaluation of the present weights. Call this on a worker after `step`, before the next batch.
 
-        `loss` and `metrics` are means over the evaluated examples; `top1` is a fraction. `examples` and `seconds` are recorded if
-        given. evaluations.jsonl gets the same line as from `psnode evaluate`. Returns True if no earlier evaluation of the run,
-        including those before a resume, is better. Evaluations are compared by top1 if given, otherwise by loss. The checkpoint
-        of the best weights is kept. A `loss` that is not finite is recorded as null, and such an evaluation is never the best.
+        `loss` and `metrics` are means over the evaluated examples; `top1` is a fraction. `examples` and `seconds` are
+        recorded if given. evaluations.jsonl gets the same line as from `psnode evaluate`. Returns True if this is the best
+        evaluation of the run so far, counting those before a resume. Evaluations are compared by top1 if given, otherwise
+        by loss. The checkpoint of the best weights is kept. A `loss` that is not finite is recorded as null, and such an
+        evaluation is never the best.
         """
         if self._worker is None:
             raise ConfigurationError("s.evaluated() belongs in a loop over s.batches(loader), which runs on workers only")
@@ -291,7 +295,9 @@ class Session:
             self._close(code)
 
     def _begin(self, loader: Iterable[Batch], steps_per_epoch: int | None) -> None:
-        """Agree with the other ranks on settings and data, and create the worker. On rank 0, serve until the end."""
+        """Agree with the other ranks on settings and data, and create the worker. On rank 0, serve until the end of the run
+        instead.
+        """
         from psnode.jobs.sessions.session_data import batch_size, own_loop
 
         assert self._transport is not None
@@ -334,7 +340,7 @@ class Session:
             self._worker = self._figures = StepwiseWorker(found, holds=self._holds, beside=self._beside)
 
     def _update_until_end(self, server: ServingRank) -> None:
-        """Update a part of the weights until the end of the job, and load the final weights into the model."""
+        """On a server: update a part of the weights until the end of the job, then load the final weights into the model."""
         from psnode.jobs.final_weights import take
         from psnode.tasks.model_tensors import give_own_memory
 
@@ -353,9 +359,10 @@ class Session:
         return Layout.of(self.size, 0).readers
 
     def _hand_out(self, code: int) -> None:
-        """Load the weights of the last checkpoint into the model of rank 0, and send them to the other ranks.
+        """Load the weights of the last checkpoint into the model of rank 0, and send them with the exit code to the other
+        ranks.
 
-        After a stop, send only the code.
+        If the run was stopped, only its exit code is sent.
         """
         from psnode.jobs.final_weights import hand_out
 
@@ -366,7 +373,7 @@ class Session:
         self._end_with(code)
 
     def _finish(self) -> None:
-        """Load the weights that rank 0 sends at the end."""
+        """On a worker: leave the job at the end of the run, and load the final weights, which rank 0 sends."""
         if self._over:
             return
         from psnode.jobs.final_weights import take
@@ -379,13 +386,16 @@ class Session:
         self._end_with(code)
 
     def _end_with(self, code: int) -> None:
-        """Finish the run. If the run was stopped, exit the program with the run's exit code."""
+        """Record that the run has ended. If `code` is not 0, because the run was stopped, exit the program with it."""
         self._over = True
         if code:
             raise SystemExit(code)
 
     def _require_end(self) -> None:
-        """Finish the run. If the program left the block before the end of the run, end the job and the program with an error."""
+        """Finish the run when the program leaves the session's block.
+
+        If the program leaves the block before the end of the run, the job and the program end with an error.
+        """
         if self._worker is not None and self._worker.over:
             self._finish()
         elif self._loader is None:
@@ -401,7 +411,7 @@ class Session:
             )
 
     def _tell(self, error: BaseException) -> None:
-        """Inform the other ranks that this rank cannot continue, and wait until they have received this.
+        """Inform the other ranks that this rank cannot continue because of `error`, and wait until they have been informed.
 
         Raises SystemExit if `error` is an error of psnode.
         """
@@ -441,11 +451,13 @@ class Session:
 
 
 def _brief(error: BaseException) -> BaseException:
-    """Return `error` without its traceback, since this rank shows the traceback itself."""
+    """Return `error` as an error of one line for the other ranks, since this rank shows the traceback itself."""
     return error if isinstance(error, PsnodeError) else PsnodeError(in_one_line(error))
 
 
 def _leave(code: int) -> None:
-    """Exit after the last output of the program. The exit code is 1 if the program ended with an exception."""
+    """Exit after the last output of the program, with `code`, or with 1 if `code` is 0 and the program ended with an
+    exception.
+    """
     logging.shutdown()
     exit_without_mpi(code or int(getattr(sys, "last_value", None) is not None))

@@ -1,4 +1,4 @@
-"""Data of a session: the batch size and the length of an epoch, as the program's loader states them."""
+"""The data of a session: the batch size and the length of an epoch, which follow from the program's loader."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def batch_size(loader: Iterable[Batch]) -> int:
-    """Return the number of examples per batch according to the loader, or 1 if it does not state a batch size."""
+    """Return the loader's `batch_size`, the number of examples per batch, or 1 if the loader does not state it."""
     return getattr(loader, "batch_size", None) or 1
 
 
@@ -33,9 +33,9 @@ def own_loop(
     rate: OwnRate | None,
     optimizer: MakeOptimizer | None,
 ) -> OwnLoop:
-    """Return the task of a loop over `loader` on `workers` ranks.
+    """Return the task of a session whose program loops over `loader` on `workers` ranks.
 
-    Raises ConfigurationError if the length of an epoch is unknown, or stated twice.
+    Raises ConfigurationError if the length of an epoch is unknown, or if both the loader and `steps_per_epoch` state it.
     """
     if is_map_style(loader):
         dealt = Dealt(loader)

@@ -47,14 +47,17 @@ BACKWARD, STEP = "backward", "step"  # the values of `gradients`, which state wh
 
 
 def holds(gradients: str) -> bool:
-    """Return True if gradients stay in `.grad` until `s.step()` is called. Raises ConfigurationError for an unknown value."""
+    """Return True if gradients are to stay in `.grad` until `s.step()` is called, so that the loop can change them.
+
+    `gradients`: the option of the session. Raises ConfigurationError for an unknown value.
+    """
     if gradients not in (BACKWARD, STEP):
         raise ConfigurationError(f'gradients of a session leave in the "{BACKWARD}" pass or in the "{STEP}", not {gradients!a}')
     return gradients == STEP
 
 
 def parameters_beside(others: Sequence[torch.nn.Module | torch.nn.Parameter]) -> list[torch.nn.Parameter]:
-    """Return the parameters among `others`, and those of the modules among `others`.
+    """Return the parameters in `others`, a list of parameters and modules, including the parameters of these modules.
 
     Raises ConfigurationError for any other object.
     """
@@ -72,7 +75,7 @@ def parameters_beside(others: Sequence[torch.nn.Module | torch.nn.Parameter]) ->
 
 
 def with_own_rate(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `given` settings of a session that has its own schedule.
+    """Return the `given` settings, changed for a session whose program has its own schedule of the learning rate.
 
     Raises ConfigurationError if the settings name another schedule.
     """

@@ -1,4 +1,4 @@
-"""Messages of a session in the words of a program: `train_dir=` in place of the flag `--train-dir` of the commands."""
+"""Messages of a session in the words of a program: the argument `train_dir=` replaces the flag `--train-dir`, for example."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ _WORDS = re.compile(
 
 
 def of_program(text: str) -> str:
-    """Return a message in which `train_dir=` replaces `--train-dir`, and `resume=True (PSNODE_RESUME=true)` replaces `--resume`.
+    """Return a message in which arguments of a program replace flags of the command line.
 
-    Flags in a psnode command within the text stay, and so do flags that are not settings.
+    `--train-dir` becomes `train_dir=`, and `--resume` becomes `resume=True (PSNODE_RESUME=true)`. Flags in a psnode command
+    within the text are not changed, nor are flags that are not settings.
     """
 
     def word(found: re.Match[str]) -> str:
@@ -39,15 +40,15 @@ def of_program(text: str) -> str:
 
 
 def in_words_of_program(error: ConfigurationError) -> ConfigurationError:
-    """Return an error like `error`, with a message in which arguments replace flags, as in `of_program`."""
+    """Return a copy of `error` with its message changed by `of_program`."""
     return ConfigurationError(of_program(str(error)))
 
 
 def resumed_automatically(given: Mapping[str, Any], environment: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the settings and the environment of a session, with `resume="auto"` or PSNODE_RESUME=auto replaced by its meaning.
+    """Return the settings and the environment of a session, with "auto" as the value of `resume` or PSNODE_RESUME decided.
 
-    `given` has a `train_dir`. If that directory contains a run, the run is resumed. The settings of initial weights (init_from,
-    new_head) are then left out, since they have no effect.
+    The value becomes True if the directory in `given["train_dir"]` contains a run, otherwise False. If it is True, the
+    settings of initial weights (init_from, new_head) are left out, since they have no effect on a resumed run.
     """
     found, variables = dict(given), dict(environment)
     if variables.get(_RESUME, "").casefold() == AUTO:
@@ -62,9 +63,9 @@ def resumed_automatically(given: Mapping[str, Any], environment: Mapping[str, st
 
 
 def refuse_torchrun(program: str) -> None:
-    """Exit with ConfigurationError's code if torchrun started this process, since torchrun starts no MPI ranks.
+    """Exit with ConfigurationError's code if torchrun started this process, because torchrun starts no MPI ranks.
 
-    RANK 0 logs the reason.
+    Only the process with RANK=0 logs the reason.
     """
     import logging
 

@@ -1,1 +1,4 @@
-"""Simulation of a whole job in virtual time, with the real rules for rounds and membership, and with prices from a profile."""
+"""Simulation of a whole job in virtual time.
+
+Rounds and membership follow the rules of a real job. The durations of work come from a profile.
+"""

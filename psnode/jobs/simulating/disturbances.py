@@ -1,4 +1,4 @@
-"""Disturbances of a simulated job: passes of unequal durations, workers that pause, and workers that die."""
+"""Disturbances of a simulated job: unequal durations of passes, and workers that pause or die."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KILL = re.compile(rf"(\d+)@{_NUMBER}")
 
 @dataclass(frozen=True)
 class Standstill:
-    """A pause: the processes of worker `rank` do nothing from `begin` to `end`, in seconds."""
+    """A pause of worker `rank`: its processes do nothing from time `begin` to time `end`, in seconds."""
 
     rank: int
     begin: float
@@ -26,7 +26,7 @@ class Standstill:
 
     @classmethod
     def of(cls, text: str) -> Standstill:
-        """Return the standstill that a text RANK@SECONDS:DURATION describes. Raises ConfigurationError for any other text."""
+        """Return the pause that a text RANK@SECONDS:DURATION describes. Raises ConfigurationError for any other text."""
         match = _STOP.fullmatch(text)
         if match is None:
             raise ConfigurationError(f"--stop must be RANK@SECONDS:DURATION, such as 2@3.0:5, not {text!r}")
@@ -35,7 +35,7 @@ class Standstill:
 
 @dataclass(frozen=True)
 class Death:
-    """The death of worker `rank` at `time`, in seconds."""
+    """The death of worker `rank` at `time`, in seconds from the beginning of the job."""
 
     rank: int
     time: float
@@ -51,10 +51,11 @@ class Death:
 
 @dataclass(frozen=True)
 class Spread:
-    """The spread of the durations of passes around the durations in the profile, drawn anew for every step of every worker.
+    """The random spread of the durations of passes. The durations in the profile are multiplied by factors with mean 1.
 
-    `jitter`: the standard deviation of the logarithm of a log-normal factor with mean 1. `relative`: measured durations in any
-    unit. If it is not empty, each factor is one of these durations, divided by their mean. `seed`: the seed of all draws.
+    A new factor is drawn for every step of every worker. `relative`: measured durations in any unit. If there are any, each
+    factor is one of these durations, divided by their mean. Otherwise the factors have a log-normal distribution, and
+    `jitter` is the standard deviation of their logarithm. `seed`: the seed of all draws.
     """
 
     jitter: float = 0.0
@@ -73,7 +74,7 @@ class Spread:
 
 
 def durations_of(file: Path) -> tuple[float, ...]:
-    """Return the durations in a file, one number above 0 per line.
+    """Return the durations of passes in a file, which has one number above 0 per line.
 
     Raises ConfigurationError if the file contains anything else.
     """
@@ -87,9 +88,9 @@ def durations_of(file: Path) -> tuple[float, ...]:
 
 
 def through(standstills: Sequence[Standstill], start: float, seconds: float) -> float:
-    """Return the end of work that takes `seconds` and begins at `start`.
+    """Return the time at which a worker's work ends that takes `seconds` and begins at `start`.
 
-    `standstills`: of one worker, in order of their begin.
+    The work waits during `standstills`, the pauses of the worker in the order of their begin.
     """
     end = start + seconds
     for still in standstills:
@@ -101,7 +102,7 @@ def through(standstills: Sequence[Standstill], start: float, seconds: float) -> 
 
 
 def of_rank(standstills: Iterable[Standstill], rank: int) -> list[Standstill]:
-    """Return the standstills of a worker in order of their begin. Standstills that overlap are joined into one."""
+    """Return the pauses of worker `rank` in the order of their begin. Pauses that overlap are joined into one."""
     found: list[Standstill] = []
     for still in sorted((still for still in standstills if still.rank == rank), key=lambda still: still.begin):
         if found and still.begin <= found[-1].end:

@@ -1,4 +1,4 @@
-"""Virtual time: events in the order of their times."""
+"""Virtual time: a loop that handles events in the order of their times."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 
 class EventLoop:
-    """A loop that calls functions at virtual times, in the order of these times. `now`: the present time in seconds.
+    """A loop that calls functions at virtual times, in the order of these times. `now`: the present virtual time in seconds.
 
-    Functions with the same time are called in the order in which `at` was called.
+    Functions with the same time are called in the order in which they were scheduled.
     """
 
     def __init__(self) -> None:
@@ -20,7 +20,7 @@ class EventLoop:
         self._over = False
 
     def at(self, time: float, call: Callable[..., object], *arguments: object) -> None:
-        """Schedule the call of a function at `time`, which must not be before the present time."""
+        """Schedule a call of a function at `time`, which must not be before the present time."""
         heapq.heappush(self._events, (time, next(self._numbers), call, arguments))
 
     def stop(self) -> None:
@@ -28,7 +28,7 @@ class EventLoop:
         self._over = True
 
     def run(self) -> bool:
-        """Run until `stop` is called. Return False if the events end before `stop` is called."""
+        """Handle events until `stop` is called. Return False if no event is left before."""
         while self._events and not self._over:
             self.now, _, call, arguments = heapq.heappop(self._events)
             call(*arguments)

@@ -15,29 +15,29 @@ _CLOSE = 1e-12  # times with this relative difference count as equal
 
 
 class Cores(Protocol):
-    """Cores that do work."""
+    """Cores of a host, on which work takes virtual time."""
 
     def run(self, seconds: float, call: Callable[..., object], *arguments: object) -> None:
-        """Begin work that takes `seconds` on a core of its own, and call a function when it is done."""
+        """Begin work that takes `seconds` if it has a core for itself. Call `call` with `arguments` when the work is done."""
 
 
 class FreeCores:
-    """Cores for which no work ever waits."""
+    """Cores of which there are always enough, so that no work waits."""
 
     def __init__(self, loop: EventLoop) -> None:
         self._loop = loop
 
     def run(self, seconds: float, call: Callable[..., object], *arguments: object) -> None:
-        """Begin work that takes `seconds`, and call a function when it is done."""
+        """Begin work that takes `seconds`. Call `call` with `arguments` when the work is done."""
         self._loop.at(self._loop.now + seconds, call, *arguments)
 
 
 class SharedCores:
-    """The `count` cores of a host, shared equally by all work at every moment. No work gets more than one core.
+    """The `count` cores of a host, which all work at a moment shares equally. No work gets more than one core.
 
-    `crowded`: the speed of a core while all cores work, as in psnode.jobs.planning.fluid.simulation.Resource. `standstills`: in
-    order of their begin; no work is done meanwhile. All work has the same speed, so work that takes s seconds ends when the cores
-    have given s seconds to each piece of work since its begin.
+    `crowded`: the speed of a core while all cores work, as in psnode.jobs.planning.fluid.simulation.Resource. `standstills`:
+    pauses in the order of their begin, in which no work is done. All work has the same speed at a moment. So work that takes
+    s seconds ends when the cores have given s seconds to each piece of work since this work began.
     """
 
     def __init__(self, loop: EventLoop, count: int, crowded: float = 1.0, standstills: Sequence[Standstill] = ()) -> None:
@@ -52,26 +52,26 @@ class SharedCores:
             loop.at(still.end, self.stand, False)
 
     def run(self, seconds: float, call: Callable[..., object], *arguments: object) -> None:
-        """Begin work that takes `seconds` on a core of its own, and call a function when it is done."""
+        """Begin work that takes `seconds` if it has a core for itself. Call `call` with `arguments` when the work is done."""
         self._give()
         heapq.heappush(self._work, (self._given + seconds, next(self._numbers), call, arguments))
         self._await()
 
     def stand(self, still: bool) -> None:
-        """Do no work from now on if `still`; otherwise go on."""
+        """Stop all work at the present time if `still` is True; otherwise continue it."""
         self._give()
         self._still = still
         self._await()
 
     def _give(self) -> None:
-        """Update `_given` to the present time."""
+        """Update `_given`, the seconds that each piece of work has got, to the present time."""
         self._given += (self._loop.now - self._since) * self._speed
         self._since = self._loop.now
         if not self._work:
             self._given = 0.0  # a pause resets rounding errors
 
     def _await(self) -> None:
-        """Set the speed of all work, and schedule `_end` for the first end."""
+        """Set the speed of all work, and schedule `_end` for the time at which the first work ends."""
         number = len(self._work)
         busy = min(number, self._count)
         slower = 1.0 - (1.0 - self._crowded) * max(busy - 1, 0) / max(self._count - 1, 1e-9)
@@ -93,39 +93,39 @@ class SharedCores:
 
 
 class WorkThread(Protocol):
-    """A thread that does one piece of work after another, in the order in which they come."""
+    """A thread that does one piece of work after another, in the order in which they are queued."""
 
     def run(self, seconds: float, call: Callable[..., object], *arguments: object) -> None:
-        """Queue work that takes `seconds`, and call a function when it is done."""
+        """Queue work that takes `seconds`. Call `call` with `arguments` when the work is done."""
 
 
 class FreeThread:
-    """A thread that always has a core."""
+    """A thread that never waits for a core."""
 
     def __init__(self, loop: EventLoop) -> None:
         self._loop, self._free = loop, 0.0
 
     def reserve(self, *seconds: float) -> float:
-        """Queue pieces of work that take `seconds`, and return the time at which the last one ends."""
+        """Queue pieces of work that take `seconds` each, and return the time at which the last one ends."""
         self._free = max(self._loop.now, self._free)
         for each in seconds:
             self._free += each
         return self._free
 
     def run(self, seconds: float, call: Callable[..., object], *arguments: object) -> None:
-        """Queue work that takes `seconds`, and call a function when it is done."""
+        """Queue work that takes `seconds`. Call `call` with `arguments` when the work is done."""
         self._loop.at(self.reserve(seconds), call, *arguments)
 
 
 class SharingThread:
-    """A thread that works on shared cores."""
+    """A thread that shares cores with other work."""
 
     def __init__(self, cores: Cores) -> None:
         self._cores = cores
         self._waiting: deque[tuple[float, Callable[..., object], tuple[object, ...]]] = deque()
 
     def run(self, seconds: float, call: Callable[..., object], *arguments: object) -> None:
-        """Queue work that takes `seconds`, and call a function when it is done."""
+        """Queue work that takes `seconds`. Call `call` with `arguments` when the work is done."""
         self._waiting.append((seconds, call, arguments))
         if len(self._waiting) == 1:
             self._cores.run(seconds, self._end)

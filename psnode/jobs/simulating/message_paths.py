@@ -1,4 +1,4 @@
-"""The paths of messages between ranks in virtual time: threads that send and receive, links, and delays."""
+"""The paths of messages between ranks in virtual time, which consist of threads that send and receive, links, and delays."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ from psnode.plans.roles import MASTER
 
 @dataclass(slots=True)
 class _MovingFrame:
-    """A message on its way. `parts`: the number of links and threads that have not finished with it; `taken`: the last end."""
+    """A message on its way from one rank to another.
+
+    `parts`: the number of links and threads that have not finished with it. `taken`: the latest time at which one of them
+    finished.
+    """
 
     parts: int
     taken: float
@@ -25,15 +29,17 @@ class _MovingFrame:
 
 
 class MessagePaths:
-    """Messages of a job. `sent`, `received`: by rank, the bytes of all group frames that were handed to the rank's link.
+    """The paths of all messages of a job. `sent`, `received`: by rank, the bytes of group frames that were given to the
+    rank's link.
 
-    The links of all hosts have the same rate. At each end, a frame also takes time of the thread that calls MPI, in the order of
-    the frames. A frame arrives half a round trip after the links and both threads have finished with it. A frame from a rank to
-    itself arrives immediately and is not counted.
+    The links of all hosts have the same rate. At each end, a frame also takes time of the thread that calls MPI, which
+    handles one frame after another. A frame arrives half a round trip after the links and both threads have finished with it.
+    A frame from a rank to itself arrives immediately and is not counted.
 
-    `ranks`: number of ranks, by default the workers and the master. `crossing`: True if ranks other than the master exchange
-    frames with each other. Otherwise a worker's frames follow each other, so that only the master's link determines their speed.
-    `cores`: by rank, the cores that the rank's thread shares with other threads; the threads of all other ranks never wait.
+    `ranks`: the number of ranks, by default that of the workers and the master. `crossing`: True if ranks other than the
+    master exchange frames with each other. If it is False, only the master's link determines the speed of frames, because a
+    worker sends one frame after another. `cores`: by rank, the cores that the rank's thread shares with other threads; the
+    threads of all other ranks never wait.
     """
 
     def __init__(
@@ -46,7 +52,7 @@ class MessagePaths:
         count = scenario.workers + 1 if ranks is None else ranks
 
         def weight(source: int, target: int) -> float:
-            """Return the weight of a connection as in psnode.jobs.planning.scenario.HostModels."""
+            """Return the weight of the connection between two ranks, as in psnode.jobs.planning.scenario.HostModels."""
             return 1.0 + scenario.uneven * (2 * max(source, target) / (count - 1) - 1)
 
         self._links: LinksOfRanks
@@ -62,26 +68,34 @@ class MessagePaths:
         self._latest: dict[tuple[int, int], float] = {}  # by source and target, the arrival of the last frame
 
     def up(self, rank: int, nbytes: int, call: Callable[..., object], *arguments: object, to: int = MASTER) -> int:
-        """Send a worker's frame to the rank `to`, and call a function when the frame arrives.
+        """Send a frame of worker `rank` to the rank `to`. Call `call` with `arguments` when the frame arrives.
 
         Returns the bytes sent, which are 0 if one of the ranks is gone, and for a frame from a rank to itself.
         """
         return self._send(rank, to, nbytes, call, arguments)
 
     def down(self, rank: int, nbytes: int, call: Callable[..., object], *arguments: object, source: int = MASTER) -> int:
-        """Send a frame of `source` to a worker, and call a function when the frame arrives. Returns the bytes sent, as `up`."""
+        """Send a frame of the rank `source` to worker `rank`. Call `call` with `arguments` when the frame arrives.
+
+        Returns the bytes sent, as `up` does.
+        """
         return self._send(source, rank, nbytes, call, arguments)
 
     def tell(self, rank: int, call: Callable[..., object], *arguments: object) -> None:
-        """Send a control message to a rank, without bytes or costs, after all earlier frames of the master."""
+        """Send a control message of the master to `rank`. It has no bytes and no costs, and arrives after the master's
+        earlier frames.
+        """
         self._control(MASTER, rank, call, arguments)
 
     def answer(self, rank: int, time: float, call: Callable[..., object], *arguments: object) -> None:
-        """Send a control message of a rank to the master at `time`, without bytes or costs, after the rank's earlier frames."""
+        """Send a control message of `rank` to the master at `time`.
+
+        It has no bytes and no costs, and arrives after the rank's earlier frames to the master.
+        """
         self._loop.at(time, self._control, rank, MASTER, call, arguments)
 
     def count(self, source: int, target: int, nbytes: int) -> int:
-        """Count the bytes of a frame on the links of both ranks, and return them."""
+        """Count the bytes of a frame on the links of its sender and its receiver, and return them."""
         self.sent[source] += nbytes
         self.received[target] += nbytes
         return nbytes
@@ -91,7 +105,7 @@ class MessagePaths:
         return rank in self._cut
 
     def cut(self, rank: int) -> None:
-        """Discard all messages from and to `rank` that have not passed the links."""
+        """Discard all messages from and to `rank` that the links have not carried yet, and all later ones."""
         self._cut.add(rank)
         self._links.cut(rank)
 
@@ -120,7 +134,10 @@ class MessagePaths:
             self._links.send(source, target, 0, self._finish, way, message)
 
     def _finish(self, way: tuple[int, int], message: _MovingFrame) -> None:
-        """Record that a link or a thread has finished with a message; deliver messages in their order between these ranks."""
+        """Record that a link or a thread has finished with a message.
+
+        Then deliver the messages between these two ranks that are finished, in the order in which they were sent.
+        """
         message.parts -= 1
         message.taken = max(message.taken, self._loop.now)
         waiting = self._ways[way]

@@ -1,4 +1,4 @@
-"""The links of all ranks: a message uses the link of its sender and the link of its receiver."""
+"""The links of all ranks. A message uses both the link of its sender and the link of its receiver."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ class LinksOfRanks(Protocol):
     """The links of all ranks of a job."""
 
     def send(self, source: int, target: int, nbytes: float, call: Callable[..., object], *arguments: object) -> None:
-        """Carry a message, and call a function when both links have carried it. Do nothing if one of the ranks was cut."""
+        """Carry a message over both links, and then call `call` with `arguments`. Do nothing if one of the ranks was cut."""
 
     def cut(self, rank: int) -> None:
-        """Discard all messages from and to `rank` that are not carried yet, and all later ones."""
+        """Discard all messages from and to `rank` that the links have not carried yet, and all later ones."""
 
 
 class HubLinks:
     """The links of ranks that exchange messages only with the master.
 
-    Each of these ranks has one connection, whose messages follow each other. So only the master's link determines their speed.
-    `weights`: by the rank other than the master.
+    Each of these ranks has one connection, which carries one message after another. So only the master's link determines the
+    speed of messages. `weights`: the weight of the connection of each rank other than the master.
     """
 
     def __init__(self, loop: EventLoop, capacity: float | None, weights: Mapping[int, float]) -> None:
         self._inward, self._outward = SharedLink(loop, capacity, weights), SharedLink(loop, capacity, weights)
 
     def send(self, source: int, target: int, nbytes: float, call: Callable[..., object], *arguments: object) -> None:
-        """Carry a message, and call a function when the master's link has carried it."""
+        """Carry a message over the master's link, and then call `call` with `arguments`."""
         if target == MASTER:
             self._inward.send(source, nbytes, call, *arguments)
         else:
             self._outward.send(target, nbytes, call, *arguments)
 
     def cut(self, rank: int) -> None:
-        """Discard all messages from and to `rank` that are not carried yet, and all later ones."""
+        """Discard all messages from and to `rank` that the links have not carried yet, and all later ones."""
         self._inward.cut(rank)
         self._outward.cut(rank)
 
@@ -52,10 +52,10 @@ class HubLinks:
 class PairedLinks:
     """The links of `ranks` ranks, of `capacity` bytes per second each way; None: transfers cost no time.
 
-    The messages from one rank to another follow each other. At every moment the first messages on a direction of a link share it
-    in proportion to their weights, and a message gets the smaller of its shares of its two links, as in
-    psnode.jobs.planning.fluid.simulation. `weight`: returns the weight of the connection from one rank to another. The cost of an
-    event is proportional to the number of connections that have carried a message.
+    The connection from one rank to another carries one message after another. At every moment, the connections that use a
+    direction of a link share it in proportion to their weights. A message gets the smaller of its shares of its two links, as
+    in psnode.jobs.planning.fluid.simulation. `weight`: a function that returns the weight of the connection from one rank to
+    another. The cost of an event is proportional to the number of connections that have carried a message.
     """
 
     def __init__(self, loop: EventLoop, capacity: float | None, ranks: int, weight: Callable[[int, int], float]) -> None:
@@ -71,7 +71,7 @@ class PairedLinks:
         self._due = 0  # number of the valid event
 
     def send(self, source: int, target: int, nbytes: float, call: Callable[..., object], *arguments: object) -> None:
-        """Carry a message, and call a function when both links have carried it. Do nothing if one of the ranks was cut."""
+        """Carry a message over both links, and then call `call` with `arguments`. Do nothing if one of the ranks was cut."""
         if source in self._cut or target in self._cut:
             return
         if self._capacity is None:
@@ -84,7 +84,7 @@ class PairedLinks:
             self._left[connection] = nbytes
 
     def cut(self, rank: int) -> None:
-        """Discard all messages from and to `rank` that are not carried yet, and all later ones."""
+        """Discard all messages from and to `rank` that the links have not carried yet, and all later ones."""
         self._cut.add(rank)
         self._change()
         for way, connection in self._connections.items():
@@ -103,7 +103,7 @@ class PairedLinks:
         return number
 
     def _change(self) -> None:
-        """Advance to the present time, and schedule `_settle` after all changes of this moment."""
+        """Advance to the present time, and schedule `_settle` so that it runs after all changes of this moment."""
         self._advance()
         if not self._changed:
             self._changed = True
@@ -116,7 +116,7 @@ class PairedLinks:
             self._since = self._loop.now
 
     def _settle(self, due: int) -> None:
-        """End the messages that are carried, and share the links anew."""
+        """End the messages that have been carried completely, and share the links anew among the others."""
         if due != self._due or self._capacity is None:
             return
         self._changed = False
@@ -133,7 +133,7 @@ class PairedLinks:
             call(*arguments)
 
     def _share(self, capacity: float) -> None:
-        """Set the speeds of all messages, and schedule `_settle` for the first end."""
+        """Set the speeds of all messages, and schedule `_settle` for the time at which the first message ends."""
         active = self._left < math.inf
         weights = np.where(active, self._weights, 0.0)
         sent, received = (np.bincount(ends, weights, self._ranks)[ends] for ends in self._ends)

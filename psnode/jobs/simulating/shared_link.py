@@ -14,13 +14,13 @@ _CLOSE = 1e-12  # times with this relative difference count as equal
 
 
 class SharedLink:
-    """A link of `capacity` bytes per second; None: transfers cost no time. `weights`: by the number of the connection.
+    """One direction of a link of `capacity` bytes per second; None: transfers cost no time. `weights`: by connection.
 
-    The messages of a connection follow each other, and the first messages of all connections share the link by their weights.
-    While the set of connections stays the same, a message of s bytes and weight w ends when the link has given s / w bytes to a
-    connection of weight 1. So the cost of an event is logarithmic in the number of connections. This is the virtual time of A. K.
-    Parekh and R. G. Gallager, "A generalized processor sharing approach to flow control in integrated services networks: the
-    single-node case", IEEE/ACM Transactions on Networking 1, 1993.
+    A connection carries one message after another, and the connections share the link in proportion to their weights. While
+    the set of active connections stays the same, a message of s bytes on a connection of weight w ends when the link could
+    have given s / w bytes to a connection of weight 1. So the cost of an event is logarithmic in the number of connections.
+    This is the virtual time of A. K. Parekh and R. G. Gallager, "A generalized processor sharing approach to flow control in
+    integrated services networks: the single-node case", IEEE/ACM Transactions on Networking 1, 1993.
     """
 
     def __init__(self, loop: EventLoop, capacity: float | None, weights: Mapping[int, float]) -> None:
@@ -36,7 +36,7 @@ class SharedLink:
         self._due = math.inf  # time of the next event
 
     def send(self, connection: int, nbytes: float, call: Callable[..., object], *arguments: object) -> None:
-        """Carry a message, and call a function when the link has carried it. Do nothing if the connection was cut."""
+        """Carry a message, and then call `call` with `arguments`. Do nothing if the connection was cut."""
         waiting = self._waiting.get(connection)
         if waiting is None:
             return
@@ -50,7 +50,7 @@ class SharedLink:
             self._await(self._capacity)
 
     def cut(self, connection: int) -> None:
-        """Discard all messages of a connection that are not carried yet, and all later ones."""
+        """Discard all messages of a connection that the link has not carried yet, and all later ones."""
         waiting = self._waiting.pop(connection, None)
         if waiting and self._capacity is not None:
             self._give()
@@ -65,7 +65,7 @@ class SharedLink:
         heapq.heappush(self._ends, (self._given + nbytes / weight, next(self._numbers), connection))
 
     def _give(self) -> None:
-        """Update `_given` to the present time."""
+        """Update `_given`, the bytes for a connection of weight 1, to the present time."""
         if not self._ends:
             self._given = self._weight = 0.0  # a pause resets rounding errors
         elif self._capacity is not None:
@@ -73,9 +73,9 @@ class SharedLink:
         self._since = self._loop.now
 
     def _await(self, capacity: float) -> None:
-        """Schedule `_end` for the end of the next message.
+        """Schedule a call of `_end` for the time at which the next message ends, unless an earlier call is scheduled.
 
-        If an earlier call finds that no message has ended, it schedules `_end` again.
+        If the earlier call finds that no message has ended, it schedules `_end` again.
         """
         if self._ends:
             time = self._since + max(0.0, self._ends[0][0] - self._given) * self._weight / capacity

@@ -1,4 +1,4 @@
-"""The master's handle of all shards in virtual time."""
+"""The master's handle of all shards of a job, in virtual time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from psnode.plans.roles import MASTER
 
 
 class SimulatedHandle:
-    """All shards of a job, with all that membership needs from a handle.
+    """All shards of a job, with the part of a real handle's interface that membership uses.
 
     The order that opens a round takes half a round trip to shards on other ranks. If all workers update all weights, the frames
     with which the shards agree after a loss take their time, see SimulatedFlush. All other orders are rare, and take no time.
@@ -49,7 +49,7 @@ class SimulatedHandle:
             shard.rounds.admit(admitted, version)
 
     def open(self, version: int, readers: Sequence[int]) -> None:
-        """Open the round of `version` on all shards; its weights go to `readers`."""
+        """Open the round of `version` on all shards. The weights that it makes go to `readers`."""
         self._version = version
         for rank, shard in self._shards.items():
             if rank == MASTER:
@@ -83,7 +83,7 @@ class SimulatedHandle:
         return frozenset(self._shards) - {MASTER}
 
     def force(self) -> None:
-        """Close all open groups with the gradients received so far, even without any gradient."""
+        """Close all open groups with the gradients that have arrived so far, even if there are none."""
         if self.needs_all:
             raise TransportError("a round cannot be closed without the ranks that update weights")
         for shard in self._shards.values():
@@ -100,7 +100,7 @@ class SimulatedHandle:
 
     @property
     def untouched(self) -> bool:
-        """True if all groups are open and no group has received a gradient."""
+        """True if all groups of the open round are still open, and no gradient has arrived for any of them."""
         return all(not shard.is_at(self._version) or shard.rounds.untouched for shard in self._shards.values())
 
     @property

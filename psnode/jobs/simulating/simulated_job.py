@@ -1,4 +1,4 @@
-"""A whole job in virtual time, composed of a master, workers, shards, the paths of their messages, and disturbances."""
+"""A whole job in virtual time: the master, the workers, the shards, the paths of their messages, and disturbances."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Disturbances:
     detection: float = DETECTION
 
     def check(self, workers: int) -> None:
-        """Raise ConfigurationError if a disturbance names a rank that is not a worker's."""
+        """Raise ConfigurationError if a disturbance names a rank that is not one of `workers` workers."""
         for rank in (*(each.rank for each in self.standstills), *(each.rank for each in self.deaths)):
             if not 1 <= rank <= workers:
                 raise ConfigurationError(f"--stop and --kill name workers, which are 1 to {workers}, and not rank {rank}")
@@ -50,12 +50,13 @@ class Disturbances:
 
 @dataclass(frozen=True)
 class SimulatedJob:
-    """The course of a job. `seconds`: the time at which the last version was made, or at which the last worker was lost.
+    """The course of a simulated job.
 
-    `sent`, `received`: by rank, the bytes of gradients and weights on the rank's link. `reports`: by version, the reports of the
-    workers whose gradients are in the version. `events`: as in events.jsonl, with virtual times. `spans`: as in timeline.json;
-    empty unless recorded. `stop_reason`: None if the job took all steps. `failure`: the error that ended the job because a worker
-    with a part of the weights was lost; otherwise None.
+    `seconds`: the virtual time at which the job ended. `sent`, `received`: by rank, the bytes of gradients and weights on the
+    rank's link. `reports`: by version, the reports of the workers whose gradients are in the version. `events`: as in
+    events.jsonl, with virtual times. `spans`: as in timeline.json; empty unless they were recorded. `stop_reason`: the reason
+    of an early end; None if the job took all steps. `failure`: the error that ended the job because a worker with a part of
+    the weights was lost, otherwise None.
     """
 
     workers: int
@@ -77,7 +78,11 @@ class SimulatedJob:
 
     @property
     def staleness(self) -> Counter[int]:
-        """The number of group gradients by staleness: the versions from the one computed on to the one added to."""
+        """The number of gradients of groups by their staleness.
+
+        The staleness is the number of versions from the one on which a gradient was computed to the one to which it was
+        added.
+        """
         return Counter(
             version.number - 1 - gradient.based for version in self.versions for group in version.added for gradient in group
         )
@@ -89,9 +94,10 @@ class SimulatedJob:
 
 
 def groups_of(profile: Profile, name: str, config: Config, workers: int) -> SchemeCosts | RoutedGroups:
-    """Return the costs of a scheme of the profile, with routes under another topology than the usual one.
+    """Return the costs of the scheme `name` of the profile in a job with the settings `config`.
 
-    Raises ConfigurationError for settings and schemes that train refuses under the topology, and if a step has too many frames.
+    Under a topology other than the usual one, the result also has the routes of the groups. Raises ConfigurationError for
+    settings and schemes that train refuses under the topology, and if a step has too many frames.
     """
     costs = profile.schemes[name]
     settings = costs.settings
@@ -121,11 +127,11 @@ def simulate_job(
 ) -> SimulatedJob:
     """Return the course of a job that makes `steps` versions under a scheme of the profile.
 
-    `costs`: of the scheme, see `groups_of`; without routes, the master is the root of all groups. Of `config`, only the
-    consistency rule, the deadlines and the topology's name are used. `shared`, `burst` and `master_rate` of the scenario are not
-    modelled.
-    `timeline`: True to record the spans of all ranks. Raises ConfigurationError for settings that contradict the number of
-    workers, and TransportError as the master of a real job would, unless the job ends because it has lost a part of the weights.
+    `costs`: the costs of the scheme, see `groups_of`; if they have no routes, the master is the root of all groups. Of
+    `config`, only the consistency rule, the deadlines, the order of additions and the topology's name are used. `shared`,
+    `burst` and `master_rate` of the scenario are not modelled. `timeline`: True to record the spans of all ranks. Raises
+    ConfigurationError for settings that contradict the number of workers. Raises TransportError as the master of a real job
+    would, except when a part of the weights is lost: this error becomes the `failure` of the result.
     """
     config.check_workers(scenario.workers)
     disturbances.check(scenario.workers)
@@ -171,7 +177,7 @@ def simulate_job(
 def _shared_cores(
     loop: EventLoop, profile: Profile, scenario: Scenario, layout: Layout, routes: Sequence[Route], disturbances: Disturbances
 ) -> dict[int, SharedCores]:
-    """Return by rank the cores that a worker shares with a shard; an empty dictionary if workers have no shards."""
+    """Return, by the rank of a worker, the cores that the worker shares with a shard; empty if no worker has a shard."""
     if not any(root in layout.computing for route in routes for root in route.roots):
         return {}
     return {
@@ -181,7 +187,7 @@ def _shared_cores(
 
 
 def _run(loop: EventLoop, master: SimulatedMaster) -> None:
-    """Run the job until the master ends it."""
+    """Run the job until the master ends it. Raises PsnodeError if no event is left before."""
     master.begin()
     for worker in master.workers.values():
         worker.begin()

@@ -1,4 +1,4 @@
-"""The master in virtual time: the rules and membership of a real job, and the versions that its shards complete."""
+"""The master of a job in virtual time. It uses the rules and the membership of a real job."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ _FIRST_ROUNDS = 3  # rounds that count as declared pauses, as in psnode.master.l
 
 @dataclass
 class SimulatedVersion:
-    """A version of the weights that a round has made.
+    """A version of the weights that a round of a simulated job has made.
 
-    `number`: counted from 1. `finished`: the time in seconds at which it was made. `added`: by group, the gradients in it. `up`:
-    bytes of the gradients that were computed on the previous version. `down`: bytes of this version's weights. `dropped`: number
-    of frames that were not used while the round was open. `decode`, `update`: seconds of the lanes.
+    `number`: counted from 1. `finished`: the time in seconds at which it was made. `added`: by group, the gradients in it.
+    `up`: bytes of the gradients that were computed on the previous version. `down`: bytes of this version's weights.
+    `dropped`: number of frames with gradients that were not used while the round was open. `decode`, `update`: seconds of the
+    lanes.
     """
 
     number: int
@@ -54,12 +55,12 @@ class SimulatedVersion:
 
 
 class SimulatedMaster:
-    """The master of a job of `scenario.workers` workers that ends after `steps` versions, with the shards of all ranks.
+    """The master of a job of `scenario.workers` workers, which ends after `steps` versions. It has the shards of all ranks.
 
-    Rounds, the consistency rule, the members, deadlines and flow control are those of a real job, with a clock of virtual time.
-    There are no spares and no checkpoints. `routes`: by group. `cores`: by rank, the cores that a shard shares with the worker on
-    its rank. `whole`: bytes of the whole weights. `standstills`: of all workers. `sizes`: by group, the coordinates, unless the
-    master has all groups.
+    Rounds, the consistency rule, the members, deadlines and flow control are those of a real job, with a clock of virtual
+    time. There are no spares and no checkpoints. `routes`: by group. `cores`: by rank, the cores that a shard shares with the
+    worker on its rank. `whole`: bytes of all weights together. `sizes`: by group, its number of coordinates; empty if the
+    master is the root of all groups. `standstills`: the pauses of all workers.
     """
 
     def __init__(
@@ -120,15 +121,20 @@ class SimulatedMaster:
     # messages
 
     def hear(self, origin: Origin) -> None:
-        """Take the news that a frame has come to the master's own shard."""
+        """Record that a gradient of the rank `origin.rank` has come to the master's own shard, so that the rank is not
+        silent.
+        """
         self._membership.members.hear(origin.rank, origin.version + 1)
 
     def hear_report(self, rank: int, version: int) -> None:
-        """Take the report of a worker's step on `version`, by which the master hears of workers that send it no gradients."""
+        """Record that worker `rank` has reported its step on `version`, so that it is not silent.
+
+        Workers report if other ranks than the master are roots, because the master may then get no gradients from them.
+        """
         self._membership.members.hear(rank, version + 1)
 
     def hear_answer(self, rank: int, number: int) -> None:
-        """Take the answer of `rank` to question `number`, after all earlier frames are handled."""
+        """Handle the answer of worker `rank` to question `number`, when the master's shard has handled all earlier frames."""
         if MASTER in self.shards:
             self.shards[MASTER].after_frames(self._handle_answer, rank, number)
         else:
@@ -163,7 +169,7 @@ class SimulatedMaster:
             self._publish()
 
     def owe(self, rank: int, nbytes: int) -> None:
-        """Count weights that the master sends to `rank`, which has to take them."""
+        """Count bytes of weights that the master sends to `rank`, for flow control."""
         self._flow_control.sent([rank], nbytes)
 
     def count_weights(self, version: int, nbytes: int) -> None:
@@ -171,7 +177,7 @@ class SimulatedMaster:
         self.versions[version - 1].down += nbytes
 
     def drop(self, version: int) -> None:
-        """Count a frame that was not used in the round of `version`."""
+        """Count a frame with a gradient that was not used in the round of `version`."""
         self.versions[version].dropped += 1
 
     def count(self, version: int, nbytes: int) -> None:
@@ -179,13 +185,13 @@ class SimulatedMaster:
         self.versions[version].up += nbytes
 
     def report(self, rank: int, version: int, time: float, report: WorkerReport) -> None:
-        """Store the figures of a worker's step that ends at `time`."""
+        """Store the figures of the step of worker `rank` on `version`, which ends at `time`."""
         self._reports[rank, version] = report
         if self._handle.is_remote:
             self._paths.answer(rank, time, self.hear_report, rank, version)
 
     def lose(self, rank: int) -> None:
-        """Handle the news that `rank` has died."""
+        """Remove `rank` from the job, because the master has learned that it is dead."""
         self._membership.lose(rank, "its process has ended")
         self._end_if_deserted()
 
@@ -199,7 +205,7 @@ class SimulatedMaster:
         self._state.round = self._state.round.following
 
     def _publish(self, *, first: bool = False) -> None:
-        """Publish the complete version and open the next round, in the order of psnode.master.loop.Master."""
+        """Publish the complete version and open the next round, in the same order of actions as psnode.master.loop.Master."""
         version, members = self._state.version, self._membership.members
         self._state.stopping = self._state.is_over(self._steps)
         live_roots = self.shards.keys()
@@ -245,7 +251,11 @@ class SimulatedMaster:
         return total
 
     def _take_part(self, rank: int, version: int, root: int, missing: set[int]) -> None:
-        """Tell the worker `rank` that the whole weights are there, if this part, of `root`, is the last of the `missing` ones."""
+        """Record that worker `rank` has got the part of the weights of `version` that the shard on `root` sent.
+
+        `missing`: the roots of the parts that have not arrived yet. If there are none left, the worker gets the whole
+        weights.
+        """
         missing.discard(root)
         if not missing:
             self.workers[rank].hear_whole(version)
@@ -253,7 +263,7 @@ class SimulatedMaster:
     # deadlines
 
     def _watch(self) -> None:
-        """Schedule a check of the deadlines for the time when the next deadline passes."""
+        """Schedule a check of the deadlines for the time at which the next deadline ends."""
         due = self._membership.wait_until
         if due < self._watched:
             self._watched = due

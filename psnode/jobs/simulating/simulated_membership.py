@@ -1,4 +1,4 @@
-"""The membership of a real job, with substitutes for the parts of a master that a simulation does not have."""
+"""The membership of a real job in a simulation, with substitutes for parts of a master that a simulation does not have."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from psnode.transport.clock import Clock
 
 
 class _NoCheckpoints:
-    """The PendingCheckpoints of a job that writes no checkpoints."""
+    """A substitute for PendingCheckpoints in a job that writes no checkpoints."""
 
     missing: frozenset[int] = frozenset()
     writing = False
@@ -31,7 +31,7 @@ class _NoCheckpoints:
         return False
 
     def give_up(self, rank: int) -> None:
-        """Do nothing."""
+        """Do nothing, because no checkpoint is being written."""
 
 
 class _NoLinks:
@@ -47,7 +47,7 @@ class _NoRecorder:
     links = _NoLinks()
 
     def lost(self, rank: int) -> None:
-        """Do nothing."""
+        """Do nothing, because this recorder records nothing."""
 
     def down(self, nbytes: int, step: int) -> None:
         """Do nothing."""
@@ -55,13 +55,13 @@ class _NoRecorder:
 
 @dataclass
 class ToldEvents:
-    """Events of a simulated job, as in events.jsonl, with virtual times."""
+    """The events of a simulated job. They have the fields of events.jsonl, with virtual times."""
 
     loop: EventLoop
     told: list[dict[str, Any]] = field(default_factory=list)
 
     def tell(self, event: str, step: int, rank: int | None = None, reason: str = "", *, outcome: str = "") -> None:
-        """Store an event. `outcome` is not recorded."""
+        """Store an event. `outcome` is accepted, as by the recorder of a real job, but not stored."""
         self.told.append({"time": self.loop.now, "step": step, "event": event, "rank": rank, "reason": reason})
 
 
@@ -73,7 +73,7 @@ class _Questions:
     workers: Mapping[int, SimulatedWorker]
 
     def send(self, ranks: Iterable[int], kind: Kind, *, version: int, flags: Flag) -> None:
-        """Send question `version` to the workers `ranks`."""
+        """Send the question with the number `version` to the workers `ranks`."""
         assert kind is Kind.ASK
         for rank in ranks:
             self.paths.tell(rank, self.workers[rank].hear_question, version, Flag.HOLD in flags)
@@ -95,9 +95,11 @@ def membership_of(
     ranks: Iterable[int],
     weights: int,
 ) -> tuple[Membership, ToldEvents]:
-    """Return the membership of the workers `ranks`, with a clock of virtual time, and its events.
+    """Return the membership of a simulated job with the workers `ranks`, and its list of events. Its clock shows virtual
+    time.
 
-    `workers`: by rank; it is filled before the first round opens. `weights`: bytes of the weights of all groups.
+    `workers`: the workers by rank; the caller fills it before the first round opens. `weights`: bytes of the weights of all
+    groups.
     """
     clock, events = Clock(lambda: loop.now), ToldEvents(loop)
     found = Membership(

@@ -1,4 +1,6 @@
-"""Records of a simulated job in the files of a run, for `psnode runs`, `psnode report` and the checker of histories."""
+"""Records of a simulated job in the files of a run, which `psnode runs`, `psnode report` and the checker of histories can
+read.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +32,10 @@ def links_of(job: SimulatedJob) -> list[dict[str, int]]:
 def write_records(directory: Path, job: SimulatedJob, coordinates: int, facts: Mapping[str, Any]) -> None:
     """Write metrics.jsonl, history.jsonl, events.jsonl, summary.json and simulation.json into a new `directory`.
 
-    If spans were recorded, timeline.json is written too. `coordinates`: the number of the model's coordinates. `facts`: the
-    simulated options; simulation.json contains them, and the bytes on all links. Learning rates, epochs, losses and examples are
-    unknown in a simulation, and therefore null; hashes are empty. There is no config.json, so that no training can resume from
-    the directory. Raises ConfigurationError unless the directory is new or empty.
+    If spans were recorded, timeline.json is written too. `coordinates`: the number of the model's coordinates. `facts`:
+    the simulated options; simulation.json contains them, and the bytes on all links. Learning rates, epochs, losses and
+    examples are unknown in a simulation, so they are recorded as null. Hashes are empty. No config.json is written, so no
+    training can resume from the directory. Raises ConfigurationError unless the directory is new or empty.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -60,14 +62,14 @@ def write_records(directory: Path, job: SimulatedJob, coordinates: int, facts: M
 
 
 def _role(rank: int, workers: int) -> str:
-    """Return the name of a rank as in a real timeline."""
+    """Return the name that a rank has in the timeline of a real job."""
     if rank == MASTER:
         return "master"
     return f"worker {rank}" if rank <= workers else f"server {rank}"
 
 
 def step_records(job: SimulatedJob) -> list[StepRecord]:
-    """Return the records of all versions. Values that are unknown in a simulation are nan."""
+    """Return a record for each version. Values that are unknown in a simulation are nan or None."""
     return [
         StepRecord(
             step=version.number, epoch=nan, loss=None, lr=nan, workers=job.workers, contributing=len(version.contributors),

@@ -1,4 +1,6 @@
-"""A shard in virtual time: the rounds of the groups of one root, and lanes whose work takes the seconds in the profile."""
+"""A shard in virtual time: the rounds of the groups of one root, and its lanes. The seconds of their work come from the
+profile.
+"""
 
 from __future__ import annotations
 
@@ -22,34 +24,34 @@ from psnode.records.history import AddedGradient
 
 
 class ShardListener(Protocol):
-    """The interface of the master to a shard."""
+    """The methods of the master that a shard calls."""
 
     @property
     def live(self) -> frozenset[int]:
         """The workers whose gradients count."""
 
     def hear(self, origin: Origin) -> None:
-        """Take the news that a frame has come to the master's own shard."""
+        """Record that a gradient of the rank `origin.rank` has come to the master's own shard."""
 
     def hear_closed(self, root: int, group: int, added: tuple[AddedGradient, ...]) -> None:
-        """Take the news that the shard of `root` has updated a group."""
+        """Record that the shard on the rank `root` has updated a group."""
 
     def owe(self, rank: int, nbytes: int) -> None:
-        """Count weights that the master sends to `rank`, which has to take them."""
+        """Count bytes of weights that the master sends to `rank`, for flow control."""
 
     def count_weights(self, version: int, nbytes: int) -> None:
         """Count the bytes of a frame with weights of `version`."""
 
     def drop(self, version: int) -> None:
-        """Count a frame that was not used in the round of `version`."""
+        """Count a frame with a gradient that was not used in the round of `version`."""
 
 
 class SimulatedShard:
-    """The shard of `rank`, which is a root of `groups`.
+    """The shard on `rank`, which is a root of `groups`.
 
-    `cores`: the cores that its threads share with the worker on this rank; None if its threads never wait for a core. `workers`:
-    by rank; it is filled before the first round opens. `standstills`: of the workers, which pass nothing on meanwhile. `decode`,
-    `update`: seconds of the lanes in the open round.
+    `cores`: the cores that its threads share with the worker on this rank; None if its threads never wait for a core.
+    `workers`: the workers by rank; the caller fills it before the first round opens. `standstills`: pauses of workers, during
+    which they do not pass weights on. `decode`, `update`: seconds of the lanes in the open round.
     """
 
     def __init__(
@@ -98,11 +100,14 @@ class SimulatedShard:
             self._handle(origin)
 
     def is_at(self, version: int) -> bool:
-        """Return True if the round of `version` is the open round, or the last round."""
+        """Return True if the round of `version` is the one that is open, or that was open last."""
         return self._version == version
 
     def hear_gradient(self, rank: int, group: int, version: int) -> None:
-        """Take a frame. The shard's thread handles frames one after another."""
+        """Take a frame with a gradient of a group, which worker `rank` computed on `version`.
+
+        The shard's thread handles one frame after another.
+        """
         self._thread.run(self._costs.bookkeeping, self._handle, Origin(Slot(group), rank, version))
 
     @property
@@ -111,7 +116,7 @@ class SimulatedShard:
         return through(of_rank(self._standstills, self.rank), self._loop.now, 0.0) > self._loop.now
 
     def after_frames(self, call: Callable[..., object], *arguments: object) -> None:
-        """Call a function when all earlier frames are handled."""
+        """Call `call` with `arguments` when the shard's thread has handled all frames that came before."""
         self._thread.run(0.0, call, *arguments)
 
     def _handle(self, origin: Origin) -> None:
@@ -182,7 +187,9 @@ class SimulatedShard:
         self._listener.count_weights(made, self._paths.down(rank, nbytes, hear, *way, source=source))
 
     def _pass_on(self, rank: int, made: int, group: int) -> None:
-        """Send the weights that have come to `rank` on to its heirs, as soon as `rank` does not stand still."""
+        """Make `rank` pass a group's weights on to its heirs in the tree, when the weights have come to it and it does not
+        pause.
+        """
         awake = through(of_rank(self._standstills, rank), self._loop.now, 0.0)
         if awake > self._loop.now:
             self._loop.at(awake, self._pass_on, rank, made, group)
@@ -193,7 +200,7 @@ class SimulatedShard:
         self._workers[rank].hear_weights(made, group)
 
     def settle(self) -> None:
-        """Count the frames with the last version that ranks still have to pass on when the simulated job ends."""
+        """Count the bytes of frames with the last version that ranks have not yet passed on when the simulated job ends."""
         ahead = list(self._passing)
         while ahead:
             rank, made, group = ahead.pop()

@@ -1,4 +1,4 @@
-"""Spans of a simulated job's work, as the ranks of a real job record them for timeline.json."""
+"""Spans of a simulated job's work, in the form in which the ranks of a real job record them for timeline.json."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from typing import Any
 
 
 class SimulatedSpans:
-    """A collector of spans, with the names and facts of psnode.records.timeline.Tracer. It stores nothing unless `enabled`.
+    """A collector of spans, which get the names and facts of psnode.records.timeline.Tracer. It stores nothing unless
+    `enabled`.
 
-    `events`: trace events, with virtual times.
+    `events`: the spans as trace events, with virtual times.
     """
 
     def __init__(self, *, enabled: bool = False) -> None:
@@ -16,7 +17,7 @@ class SimulatedSpans:
         self.events: list[dict[str, Any]] = []
 
     def add(self, rank: int, thread: str, name: str, start: float, stop: float, **facts: int) -> None:
-        """Record the work of a thread of `rank` between two times in seconds."""
+        """Record the work of a thread of `rank` from time `start` to time `stop`, in seconds."""
         if self._enabled:
             times = {"ts": start * 1e6, "dur": (stop - start) * 1e6}
             self.events.append({"name": name, "ph": "X", "pid": rank, "tid": thread, **times, "args": facts})

@@ -1,4 +1,6 @@
-"""A worker in virtual time: passes that wait for weights, coding in parallel, and the choice of the next version."""
+"""A worker in virtual time. Its passes wait for weights, its coder works in parallel, and it chooses the version of its next
+step.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from psnode.jobs.simulating.simulated_spans import SimulatedSpans
 
 
 class WorkerReport(NamedTuple):
-    """The figures of a worker's step, in seconds: its passes, the coding of its gradient, and its waits for weights."""
+    """The figures of a worker's step: seconds of its passes, of the coding of its gradient, and of its waits for weights."""
 
     passes: float
     encode: float
@@ -25,32 +27,32 @@ class WorkerReport(NamedTuple):
 
 
 class Hearer(Protocol):
-    """The interface of the master to a worker."""
+    """The methods of the master that a worker calls."""
 
     def hear_answer(self, rank: int, number: int) -> None:
-        """Take the answer of `rank` to question `number`."""
+        """Handle the answer of worker `rank` to question `number`."""
 
     def count(self, version: int, nbytes: int) -> None:
         """Count the bytes of a frame that a worker sends in its step on `version`."""
 
     def report(self, rank: int, version: int, time: float, report: WorkerReport) -> None:
-        """Take the figures of the step of `rank` on `version`, which ends at `time`."""
+        """Store the figures of the step of worker `rank` on `version`, which ends at `time`."""
 
 
 class GradientHearer(Protocol):
-    """The interface of a shard to a worker."""
+    """The method of a shard that a worker calls."""
 
     def hear_gradient(self, rank: int, group: int, version: int) -> None:
-        """Take a frame with a group's gradient, which was computed on `version`."""
+        """Take a frame with a group's gradient, which worker `rank` computed on `version`."""
 
 
 @dataclass(frozen=True)
 class StepOrder:
-    """The parts of a worker's step in seconds, which are equal for all workers.
+    """The parts of a worker's step, in seconds. They are the same for all workers.
 
-    `forward`: in order, the seconds of the pass before the use of a group, and the group. `backward`: in order, the seconds of
-    the pass before a group's gradient is finished, and the group. `last_forward`, `last_backward`: the rest of each pass.
-    `extra`: see SchemeCosts.
+    `forward`: the groups in the order of their use in the forward pass, each after the seconds of the pass since the use of
+    the previous one. `backward`: the groups in the order in which their gradients finish, in the same form. `last_forward`,
+    `last_backward`: the seconds of each pass after the last group. `extra`: see SchemeCosts.
     """
 
     groups: Sequence[GroupCosts]
@@ -62,7 +64,7 @@ class StepOrder:
 
     @classmethod
     def of(cls, profile: Profile, costs: SchemeCosts) -> StepOrder:
-        """Return the parts of a step under a scheme."""
+        """Return the parts of a step of the model in `profile`, under a scheme with the costs `costs`."""
         needed = [min(group.needed, profile.forward) for group in costs.groups]
         ready = [group.ready for group in costs.groups]
         forward, last_forward = _gaps(needed, profile.forward)
@@ -71,7 +73,10 @@ class StepOrder:
 
 
 def _gaps(times: Sequence[float], end: float) -> tuple[list[tuple[float, int]], float]:
-    """Return the groups by their times, each with the seconds since the previous one, and the seconds from the last to `end`."""
+    """Return the groups sorted by their times, each after the seconds since the previous one.
+
+    Also returns the seconds from the last time to `end`.
+    """
     order = sorted(range(len(times)), key=lambda index: times[index])
     before = [0.0, *(times[index] for index in order)]
     gaps = [(times[index] - earlier, index) for index, earlier in zip(order, before, strict=False)]
@@ -79,11 +84,12 @@ def _gaps(times: Sequence[float], end: float) -> tuple[list[tuple[float, int]], 
 
 
 class SimulatedWorker:
-    """Worker `rank`. `goes_on`: True if rounds close without the slowest workers, so that a worker may skip versions.
+    """The worker on `rank`. `goes_on`: True if rounds close without the slowest workers, so that a worker may skip versions.
 
-    `routes`: by group; `shards`: by the ranks on them that take gradients. `cores`: the cores that the worker's threads share
-    with a shard on this rank; these cores stand still with the rank. None if its threads never wait for a core: then the worker's
-    own time, `_clock`, runs ahead of the loop's time as long as no message can change the worker's work.
+    `routes`: by group. `shards`: the shards that take gradients, by rank. `cores`: the cores that the worker's threads share
+    with a shard on this rank; they stop during pauses of this rank. `cores` is None if the worker's threads never wait for a
+    core. Then the worker's own time, `_clock`, runs ahead of the loop's time as long as no message can change the worker's
+    work.
     """
 
     def __init__(
@@ -133,25 +139,30 @@ class SimulatedWorker:
     # messages of the master
 
     def hear_weights(self, version: int, group: int) -> None:
-        """Take a group's weights or their change."""
+        """Record that a group's weights of `version`, or their change, have arrived."""
         if version >= self._version:
             self._arrived[version].add(group)
             self._look(version)
 
     def hear_whole(self, version: int) -> None:
-        """Take the whole weights of `version`, with which this worker continues although it has missed earlier versions."""
+        """Record that the whole weights of `version` have arrived. With them a worker can continue that has missed earlier
+        versions.
+        """
         self._arrived[version].update(range(len(self._order.groups)))
         self._whole = version
         self._look(version)
 
     def hear_complete(self, version: int) -> None:
-        """Handle the news that `version` is complete."""
+        """Record the master's message that `version` is complete."""
         if version >= self._version:
             self._complete.add(version)
             self._look(version)
 
     def hear_question(self, number: int, hold: bool) -> None:
-        """Take a question, which is answered when everything that was sent before it has been used."""
+        """Take a question of the master. It is answered when the worker has used everything that was sent before it.
+
+        `hold`: True if the master holds the next version back until the answer arrives.
+        """
         if hold:
             self._hold = number
         else:
@@ -170,7 +181,7 @@ class SimulatedWorker:
     # this worker's own time
 
     def _spend(self, seconds: float) -> Iterator[None]:
-        """Do work that takes `seconds`."""
+        """Do work that takes `seconds` without waits, and advance this worker's time."""
         if self._cores is None:
             self._clock = through(self._standstills, self._clock, seconds)
             return
@@ -197,7 +208,9 @@ class SimulatedWorker:
                 yield
 
     def _wait(self, there: Callable[[], bool]) -> Iterator[None]:
-        """Wait until `there` returns True, or until a later version has arrived in place of the expected version."""
+        """Wait until `there` returns True, or until whole weights of a later version have arrived in place of the expected
+        version.
+        """
         if there():
             return
         before = self._clock
@@ -212,22 +225,24 @@ class SimulatedWorker:
 
     @property
     def _is_passed_over(self) -> bool:
-        """True if this worker continues with whole weights because it will not get the expected version."""
+        """True if the worker has got the whole weights of a later version, so that the expected version will not come."""
         return self._whole > self._version and self._whole in self._complete
 
     @property
     def _is_behind(self) -> bool:
-        """True if a later version has arrived completely, or if the next version waits for this worker's answer."""
+        """True if a later version has arrived completely, or if the master holds the next version back until this worker
+        answers.
+        """
         return self._newest > self._version or (self._hold is not None and self._hold > self._version)
 
     def _tell(self, number: int) -> None:
-        """Answer question `number`."""
+        """Send the answer to question `number` to the master."""
         self._paths.answer(self.rank, max(self._clock, self._loop.now), self._master.hear_answer, self.rank, number)
 
     # steps
 
     def _steps(self) -> Iterator[None]:
-        """Take steps forever. Every `yield` waits for a message or for a time."""
+        """Take steps without end. Every `yield` waits for a message or for a time."""
         while True:
             self._waited = 0.0
             factor = self._factor()
@@ -255,7 +270,11 @@ class SimulatedWorker:
                 self._expect(self._whole)
 
     def _take(self, applied: int, passes: Sequence[tuple[float, int]], factor: float) -> Iterator[None]:
-        """Apply the expected version, group by group. `passes`: the parts of the pass before the use of each group."""
+        """Apply the expected version group by group, while the forward pass runs.
+
+        `passes`: each group after the seconds of the pass before its use. `applied`: 1 if applying weights takes time, 0 for
+        the initial weights. `factor`: multiplies the seconds of the pass.
+        """
         for gap, group in passes:
             yield from self._spend(gap * factor)
             arrived = self._arrived[self._version]
@@ -268,20 +287,20 @@ class SimulatedWorker:
             self._span("apply", start, group=group)
 
     def _expect(self, version: int) -> None:
-        """Expect `version`, and forget earlier versions."""
+        """Expect `version` as the next one, and forget all earlier versions."""
         for earlier in range(self._version, version):
             self._arrived.pop(earlier, None)
             self._complete.discard(earlier)
         self._version = version
 
     def _answer(self) -> None:
-        """Answer the questions about versions up to the version in place."""
+        """Answer all questions that have come, because the worker has the weights of the version that they refer to."""
         for number in self._questions:
             self._tell(number)
         self._questions = []
 
     def _backward(self, factor: float, begun: float) -> Iterator[None]:
-        """Run the backward pass. Each group is coded and sent when it is finished; the coder works in parallel to the pass."""
+        """Run the backward pass. The coder codes and sends each group when its gradient is finished, in parallel to the pass."""
         waited = self._waited
         for gap, group in self._order.backward:
             yield from self._spend(gap * factor)

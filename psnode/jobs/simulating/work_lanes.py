@@ -11,10 +11,10 @@ from psnode.jobs.simulating.host_cores import Cores, FreeCores
 
 
 class WorkLanes:
-    """The `count` lanes of a shard. Each does one piece of work at a time, later groups first (psnode.exchange.shard.executor).
+    """The `count` lanes of a shard. A lane does one piece of work at a time, and groups with higher numbers first.
 
-    `groups`: the shard's groups; by default the lanes take any groups. `cores`: the cores on which the lanes work, by default
-    cores of their own.
+    The lanes are those of psnode.exchange.shard.executor. `groups`: the shard's groups; by default the lanes take any groups.
+    `cores`: the cores on which the lanes work; by default each lane has a core of its own.
     """
 
     def __init__(self, loop: EventLoop, count: int, *, groups: Iterable[int] = (), cores: Cores | None = None) -> None:
@@ -34,7 +34,7 @@ class WorkLanes:
         return self._begun[self.lane_of(group)]
 
     def submit(self, group: int, seconds: float, call: Callable[..., object], *arguments: object) -> None:
-        """Queue work on a group, and call a function when the work is done."""
+        """Queue work on a group that takes `seconds`. Call `call` with `arguments` when the work is done."""
         lane = self.lane_of(group)
         heapq.heappush(self._waiting[lane], (-group, next(self._numbers), seconds, call, arguments))
         self._serve(lane)

@@ -13,9 +13,9 @@ from psnode.jobs.tuning.trial import Trial
 
 @dataclass(frozen=True)
 class Replicas:
-    """A trial that is run once with each of `seeds`, each run as a separate job in its own directory.
+    """A trial that is run once with each of `seeds`. Each run is a separate job in its own directory.
 
-    `trial`: the trial without a seed.
+    `trial`: the trial before a seed is added to its options.
     """
 
     trial: Trial
@@ -23,7 +23,7 @@ class Replicas:
 
     @property
     def runs(self) -> tuple[Trial, ...]:
-        """The trials, one for each seed. If there is only one seed, the trial is unchanged."""
+        """The trials to run, one for each seed. If there is only one seed, this is the trial unchanged."""
         if len(self.seeds) == 1:
             return (self.trial,)
         return tuple(
@@ -36,7 +36,7 @@ class Replicas:
         )
 
     def results(self, steps: int, metric: str) -> list[float | None]:
-        """Return `Trial.result` of each seed's run."""
+        """Return the metric after `steps` of the run of each seed, as `Trial.result` returns it."""
         return [run.result(steps, metric) for run in self.runs]
 
     def sent(self) -> dict[str, Any]:
@@ -50,9 +50,10 @@ class Replicas:
 
 
 def mean_and_error(values: Sequence[float | None]) -> tuple[float | None, float | None]:
-    """Return the mean and its standard error: the sample's standard deviation divided by the square root of its size.
+    """Return the mean of `values` and its standard error.
 
-    Both are None if there are no values, or if a value is None. The error of a single value is None.
+    The standard error is the sample's standard deviation divided by the square root of the sample's size. Both results are
+    None if there are no values, or if a value is None. The error of a single value is None.
     """
     known = [value for value in values if value is not None]
     if not values or len(known) < len(values):

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 def draw(
     varied: Sequence[Varied], earlier: Sequence[tuple[dict[str, str], float | None]], *, seed: int, maximize: bool, blind: int
 ) -> dict[str, str]:
-    """Return values for the next trial.
+    """Return the values of the next trial, one for each of `varied`, as text.
 
     The first `blind` trials are random. Later trials come from a tree-structured Parzen estimator (Bergstra et al., NeurIPS
-    2011). `earlier`: the trials so far with their results, None for a failed trial. Raises ConfigurationError if optuna is
-    missing.
+    2011). `earlier`: the values and results of the trials so far; the result of a failed trial is None. Raises
+    ConfigurationError if optuna is missing.
     """
     try:
         import optuna
@@ -48,9 +48,9 @@ def _distribution(one: Varied) -> BaseDistribution:
 
 
 def _value(one: Varied, text: str) -> str | int | float:
-    """Return the value of a trial in the type of its distribution.
+    """Return the value `text` of an earlier trial in the type of its distribution.
 
-    Rounding may have moved the value out of the range, so it is clamped.
+    The text is rounded and may therefore lie outside the range, so the value is clamped to the range.
     """
     if not one.is_range:
         return text

@@ -24,7 +24,11 @@ _FIXED = ("train_dir", "resume", "max_steps", "epochs", "stop_after", "local")  
 
 @dataclass(frozen=True)
 class Varied:
-    """A varied name, with its values as text or with a range from `low` to `high`. `whole`: True for whole numbers."""
+    """A setting or parameter that a sweep varies.
+
+    It has a list of `values` as text or, if the list is empty, a range from `low` to `high`. `whole`: True if the range
+    contains only whole numbers.
+    """
 
     name: str
     values: tuple[str, ...] = ()
@@ -44,7 +48,10 @@ class Varied:
 
 
 def parse(texts: Iterable[str]) -> tuple[Varied, ...]:
-    """Return the variations in `texts`. Lists of the same name are joined. Raises ConfigurationError for invalid texts."""
+    """Return the variations that the values of --vary describe. Lists of the same name are joined.
+
+    Raises ConfigurationError for invalid texts.
+    """
     found: dict[str, Varied] = {}
     for text in texts:
         one = _parse(text)
@@ -74,7 +81,11 @@ def _parse(text: str) -> Varied:
 
 
 def _listed(text: str) -> Iterator[str]:
-    """Yield the values between commas. In `qsgd:levels=15,bucket=512`, the part `bucket=512` belongs to the value before it."""
+    """Yield the values between the commas of `text`.
+
+    A part of the form NAME=VALUE is joined to the part before it: in `qsgd:levels=15,bucket=512`, `bucket=512` is no value of
+    its own.
+    """
     value = ""
     for part in (part.strip() for part in text.split(",")):
         if value and re.match(r"\w+=", part):
@@ -106,10 +117,10 @@ def grid(varied: Sequence[Varied]) -> list[dict[str, str]]:
 
 
 def flags(values: Mapping[str, str], options: Sequence[str], base: str, codec: str | None = None) -> list[str]:
-    """Return the flags of `psnode train` for `options` and `values`.
+    """Return the flags of `psnode train` for `options` and for the varied `values` of a trial.
 
-    `base` and `codec`: the scheme and the codec of `options`, which are used unless they are varied. Values that are not settings
-    are parameters of the codec, or of the scheme's codec if no codec is given.
+    `base` and `codec`: the scheme and the codec of `options`; `values` may replace them. Values that are not settings are
+    parameters of the codec or, if no codec is given, of the scheme's codec.
     """
     found = [*options]
     parameters = {name: value for name, value in values.items() if name not in settings()}
@@ -128,7 +139,7 @@ def flags(values: Mapping[str, str], options: Sequence[str], base: str, codec: s
 
 
 def _with(parameters: Mapping[str, str], spec: str) -> str:
-    """Return `spec`, which may begin with FILE:NAME, with further parameters of its first stage."""
+    """Return `spec` with `parameters` added to its first stage. `spec` may begin with FILE:NAME."""
     own = class_in(spec)
     named = "" if own is None else f"{own.file}:{own.name}"
     stage, plus, rest = (spec if own is None else own.rest).partition("+")
@@ -137,9 +148,8 @@ def _with(parameters: Mapping[str, str], spec: str) -> str:
 
 
 def parameters_of(scheme: str, codec: str | None = None) -> set[str]:
-    """Return the parameters of `codec`, or of the codec of `scheme` if `codec` is not given. `codec` is a value of --codec; a
-    file that it names is executed.
+    """Return the names of the parameters of `codec` or, if it is None, of the codec of `scheme`.
 
-    Raises ConfigurationError for an invalid value.
+    `codec` is a value of --codec; if it names a file, the file is executed. Raises ConfigurationError for an invalid value.
     """
     return set(stages_of(resolve(Config(codec=codec) if codec else Config(scheme=scheme)).codec).stages[0].settings)

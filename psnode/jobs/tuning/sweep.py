@@ -1,7 +1,7 @@
-"""A sweep: trials one after another, each to its end or by successive halving.
+"""A sweep of trials, which are trained one after another, either each to its end or by successive halving.
 
-Successive halving (Jamieson and Talwalkar, AISTATS 2016): all trials train for a few steps. The best of them, one in `halving`,
-continue to `halving` times as many steps, and so on. Trials that continue are resumed.
+In successive halving (Jamieson and Talwalkar, AISTATS 2016), all trials train for a few steps. The best of them, one in
+`halving`, continue to `halving` times as many steps, and so on. A trial that continues is resumed, not repeated.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BLIND = 10  # maximum number of random trials before the sampler uses results; 
 
 
 class SweepStoppedError(PsnodeError):
-    """Error for a stopped trial, which stops the sweep too. The same command continues it."""
+    """Error for a sweep that stops because one of its trials was stopped. If its command is given again, the sweep continues."""
 
     def __init__(self, exit_code: int) -> None:
         super().__init__("stopped: the same command continues with the remaining trials")
@@ -35,11 +35,12 @@ def _unwatched(trial: Trial, steps: int, which: str) -> AbstractContextManager[N
 
 @dataclass(frozen=True)
 class Sweep:
-    """Parameters of a sweep of trials of `steps` steps, compared by `metric`.
+    """Parameters of a sweep, whose trials take `steps` steps and are compared by `metric`.
 
-    `halving`: 0, or N if one trial in N continues. `seed`: seed of the random trials. `watch(trial, step, description)` returns
-    the context manager in which `trial` advances to `step`. `seeds`: the seeds with which every trial is trained; trials are
-    compared by their mean. If there is only one seed, each trial keeps the seed of its own options.
+    `halving`: 0, or N if one trial in N continues after each comparison. `seed`: the seed with which random trials are drawn.
+    `watch(trial, step, description)` returns the context manager in which `trial` advances to `step`. `seeds`: the seeds with
+    which every trial is trained; trials are compared by their mean result. With only one seed, each trial keeps the seed of
+    its own options.
     """
 
     steps: int
@@ -51,7 +52,7 @@ class Sweep:
     seeds: tuple[int, ...] = (1,)
 
     def rungs(self, trials: int) -> list[int]:
-        """Return the steps after which trials are compared, ascending to `steps`."""
+        """Return the numbers of steps after which trials are compared, in ascending order; the last one is `steps`."""
         if not self.halving:
             return [self.steps]
         most = 0
@@ -68,8 +69,8 @@ class Sweep:
 class TrialOutcome:
     """A trial with its last result and the step of that result.
 
-    `state`: done, dropped, or the reason why there is no result. With several seeds, `result` is the mean over the seeds, `error`
-    the standard error of the mean, and `results` the value of each seed.
+    `state`: "done", "dropped", or the reason why there is no result. With several seeds, `result` is the mean over the seeds,
+    `error` is the standard error of this mean, and `results` has the value of each seed.
     """
 
     replicas: Replicas
@@ -81,17 +82,18 @@ class TrialOutcome:
 
     @property
     def trial(self) -> Trial:
-        """The trial without a seed."""
+        """The trial before a seed is added to its options."""
         return self.replicas.trial
 
 
 def run(
     varied: Sequence[Varied], sweep: Sweep, make: Callable[[dict[str, str]], Trial], count: int, tell: Callable[[str], None]
 ) -> list[TrialOutcome]:
-    """Run every combination of the lists, or `count` drawn trials if there is a range, and return the outcomes, best first.
+    """Run a sweep, and return the outcomes of its trials, best first.
 
-    `make` creates a trial from values. `tell` is called with a line about each trial when it ends. Raises SweepStoppedError if a
-    trial was stopped.
+    If a name is varied over a range, there are `count` drawn trials. Otherwise there is a trial for every combination of the
+    lists. `make` creates a trial from values. `tell` is called with a line about each trial when it ends. Raises
+    SweepStoppedError if a trial was stopped.
     """
     if not any(one.is_range for one in varied):
         trials = _distinct(make(values) for values in grid(varied))
@@ -110,7 +112,7 @@ def _worst(sweep: Sweep) -> float:
 
 
 def _distinct(trials: Iterator[Trial]) -> list[Trial]:
-    """Return the trials without those whose job is the same as another's."""
+    """Return the trials, keeping only one of several trials that would run the same command."""
     return list({trial.arguments: trial for trial in trials}.values())
 
 
@@ -126,7 +128,7 @@ def _drawn(varied: Sequence[Varied], sweep: Sweep, count: int) -> Iterator[dict[
 def _one_by_one(
     varied: Sequence[Varied], sweep: Sweep, make: Callable[[dict[str, str]], Trial], count: int, tell: Callable[[str], None]
 ) -> list[TrialOutcome]:
-    """Run `count` trials, each drawn once the results of all earlier ones are known."""
+    """Run `count` trials. The values of each trial are drawn when the results of all earlier trials are known."""
     earlier: list[tuple[dict[str, str], float | None]] = []
     found: dict[tuple[str, ...], TrialOutcome] = {}
     for number in range(1, count + 1):
@@ -138,7 +140,7 @@ def _one_by_one(
 
 
 def _climb(trials: Sequence[Trial], sweep: Sweep, tell: Callable[[str], None]) -> list[TrialOutcome]:
-    """Run every trial to the first rung, and the best trials of each rung to the next."""
+    """Run every trial to the first rung (number of steps), and only the best trials of each rung to the next one."""
     found: dict[tuple[str, ...], TrialOutcome] = {}
     rungs = sweep.rungs(len(trials))
     climbing = [*trials]

@@ -11,22 +11,23 @@ from psnode.jobs.tuning.trial import Trial
 
 
 def best_of(outcomes: Sequence[TrialOutcome]) -> TrialOutcome | None:
-    """Return the first outcome that has a result."""
+    """Return the first outcome that has a result, or None. The `outcomes` are sorted, best first."""
     return next((one for one in outcomes if one.result is not None), None)
 
 
 def command_of(trial: Trial) -> str:
-    """Return the shell command of a training with the trial's settings and the usual length.
+    """Return the shell command of a training with the trial's settings, but with the length that `options` or the defaults
+    define.
 
-    Its directory is `best`, next to that of the trial.
+    It writes to the directory `best`, next to the trial's own directory.
     """
     return shlex.join(["psnode", *trial.command, *trial.options, "--train-dir", str(trial.output / "best")])
 
 
 def rows(outcomes: Sequence[TrialOutcome]) -> list[dict[str, Any]]:
-    """Return a row per trial: its values, state, step and result, and the steps, seconds and bytes of its runs.
+    """Return one row per trial: its values, state, step and result, and the steps, seconds and bytes of its runs.
 
-    `results` has the result of each seed, and `train_dir` is the directory of the first seed's run.
+    The entry "results" has the result of each seed, and "train_dir" is the directory of the run with the first seed.
     """
     return [
         {

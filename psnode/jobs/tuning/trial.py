@@ -30,9 +30,10 @@ class Trial:
 
     * values: the varied settings as text
     * command: words of the psnode command that start the job, up to `train`
-    * options: options of train, without its length
+    * options: options of train, except those for the number of steps
     * output: directory of the sweep
-    * planned: number of steps for which the schedules are made, even if the trial ends earlier; 0 if the schedules need no end
+    * planned: number of steps for which the schedules are made, even if the trial ends earlier; 0 if the schedules need no
+      end
     """
 
     values: dict[str, str]
@@ -53,15 +54,16 @@ class Trial:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """Return the words of the psnode command, except for the last step and --resume."""
+        """Return the words of the psnode command, except for --resume and the option that ends the run after some step."""
         plan = ("--max-steps", str(self.planned)) if self.planned else ()
         return (*self.command, *self.options, *plan, "--train-dir", str(self.directory))
 
     def advance(self, steps: int, metric: str) -> int:
-        """Train up to `steps`, and evaluate if `metric` requires it. Return the exit code of a failure or stop, otherwise 0.
+        """Train up to step `steps`, and evaluate the weights if `metric` requires it.
 
-        The exit code of a failed training is kept, and the training is not started again. A training that has reached `steps` is
-        not repeated. A failed evaluation is tried again by the next call.
+        Returns the exit code if the training or the evaluation failed or was stopped, otherwise 0. After a failed training,
+        later calls return its exit code and do not start it again. A training that has reached `steps` is not repeated. After
+        a failed evaluation, the next call tries it again.
         """
         subprocess_runs.require_same(self.directory, self.arguments)
         code = self.failed(steps) or self._train(self.directory, self.arguments, steps)
@@ -79,9 +81,9 @@ class Trial:
         return self._call([*arguments, *(end if steps != self.planned else []), *resume])
 
     def _reached(self, directory: Path) -> int:
-        """Return the number of steps that need not be repeated.
+        """Return the number of steps that need not be trained again.
 
-        These are the steps of a run that ended successfully, or the recorded steps of a failed run.
+        These are the steps of a run that ended successfully, or the recorded steps of a run that failed.
         """
         finished = subprocess_runs.finished(directory)
         if finished or not (directory / _FAILED).exists():
@@ -89,9 +91,9 @@ class Trial:
         return max((int(record["step"]) for record in read_records(directory / METRICS)), default=0)
 
     def _evaluate(self, steps: int) -> int:
-        """Evaluate the weights after `steps`.
+        """Evaluate the weights after `steps` steps, and return an exit code.
 
-        If the run has deleted that checkpoint, the training up to that step is repeated in another directory.
+        If the run has deleted the checkpoint of this step, the training up to this step is repeated in another directory.
         """
         directory = self.directory
         if not (directory / checkpoint.CHECKPOINTS / checkpoint.step_directory(steps)).is_dir():
@@ -121,7 +123,7 @@ class Trial:
         return rows[-1] if rows else None
 
     def result(self, steps: int, metric: str) -> float | None:
-        """Return the metric after `steps`; None if it has not been measured or is not finite.
+        """Return the value of `metric` after `steps` steps; None if it has not been measured or is not finite.
 
         Raises ConfigurationError for an unknown metric.
         """

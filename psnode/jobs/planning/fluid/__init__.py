@@ -1,1 +1,1 @@
-"""Activities that share cores and links: their graph, and the event loop that finds their times."""
+"""A model of activities that share cores and links: their graph, and the event loop that computes their times."""

@@ -1,6 +1,7 @@
-"""The event loop of psnode.jobs.planning.fluid.simulation, compiled: an event takes microseconds, and a prediction has thousands.
+"""The event loop of psnode.jobs.planning.fluid.simulation.
 
-Activities, queues and resources are records, whose fields the comments beside the types explain.
+It is compiled, so that an event takes microseconds; a prediction has thousands of them. Activities, queues and resources are
+records. The comments beside their types explain the fields.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def _before(activities: Records, one: int, other: int) -> bool:
 
 @kernel
 def _push(activities: Records, queues: Records, waiting: Numbers, index: int) -> None:
-    """Put an activity on the heap of its queue."""
+    """Put activity `index`, which waits for its turn, on the heap of its queue."""
     queue = queues[activities[index].queue]
     place = queue.length
     queue.length += 1
@@ -80,7 +81,7 @@ def _push(activities: Records, queues: Records, waiting: Numbers, index: int) ->
 
 @kernel
 def _pop(activities: Records, queues: Records, waiting: Numbers, number: int) -> int:
-    """Take the most urgent activity from the heap of a queue."""
+    """Remove the most urgent activity from the heap of queue `number`, and return it."""
     queue = queues[number]
     queue.length -= 1
     start, size, place = queue.start, queue.length, 0
@@ -99,7 +100,7 @@ def _pop(activities: Records, queues: Records, waiting: Numbers, number: int) ->
 
 @kernel
 def _ready(activities: Records, tops: Numbers, index: int, cause: int) -> None:
-    """Put an activity on the stack of those that begin at this moment."""
+    """Put activity `index` on the stack of activities that begin at this moment. `cause`: the activity whose end allows this."""
     activities[index].cause = cause
     activities[index].below = tops[_READY]
     tops[_READY] = index
@@ -107,7 +108,10 @@ def _ready(activities: Records, tops: Numbers, index: int, cause: int) -> None:
 
 @kernel
 def _mark(queues: Records, tops: Numbers, number: int, cause: int) -> None:
-    """Put a queue on the stack of those that may have an activity to begin. It must not be there."""
+    """Put queue `number`, which is not yet there, on the stack of queues that may have an activity to begin.
+
+    `cause`: the activity whose end allows this.
+    """
     queue = queues[number]
     queue.marked = 1
     queue.allowed = cause
@@ -117,7 +121,7 @@ def _mark(queues: Records, tops: Numbers, number: int, cause: int) -> None:
 
 @kernel
 def _release(activities: Records, queues: Records, waiting: Numbers, tops: Numbers, index: int) -> None:
-    """Record that all activities before `index` have ended."""
+    """Let activity `index` begin, or wait in its queue. All activities that it follows have ended."""
     number = activities[index].queue
     if number == NONE:
         _ready(activities, tops, index, tops[_OVER])
@@ -131,7 +135,7 @@ def _release(activities: Records, queues: Records, waiting: Numbers, tops: Numbe
 def _finish(
     activities: Records, queues: Records, later: Numbers, waiting: Numbers, tops: Numbers, index: int, now: float
 ) -> None:
-    """End an activity, and release those that waited for it alone."""
+    """End activity `index`, and release the activities for which it was the last one to wait for."""
     activities[index].end = now
     tops[_OVER] = index
     number = activities[index].queue
@@ -151,9 +155,9 @@ def _finish(
 def _begin(
     activities: Records, queues: Records, later: Numbers, waiting: Numbers, tops: Numbers, now: float, begun: Numbers
 ) -> int:
-    """Begin all activities that are ready, and end those without work immediately.
+    """Begin all activities that are ready, and immediately end those among them that have no work.
 
-    Those with work are written to `begun`. Return their number.
+    The others are written to `begun`. Returns their number.
     """
     count = 0
     while tops[_READY] != NONE or tops[_UNSERVED] != NONE:
@@ -179,7 +183,10 @@ def _begin(
 
 @kernel
 def _spend(activities: Records, resources: Records, active: Numbers, left: Reals) -> None:
-    """Do work immediately, as far as all resources of an activity have saved capacity."""
+    """Do a part of the work of active activities immediately, as far as their resources have saved capacity for bursts.
+
+    An activity on two resources does no more of it than both resources allow.
+    """
     _clear(activities, resources, active)
     parts = np.empty(resources.size)
     for place in range(resources.size):
@@ -199,7 +206,10 @@ def _spend(activities: Records, resources: Records, active: Numbers, left: Reals
 
 @kernel
 def _clear(activities: Records, resources: Records, active: Numbers) -> None:
-    """Count the active activities on each resource, and sum their weights. One on a single resource counts on number 0 too."""
+    """Set `count` and `sum` of each resource to the number of its active activities and the sum of their weights.
+
+    An activity on a single resource also counts on resource number 0.
+    """
     for place in range(resources.size):
         resources[place].count = 0.0
         resources[place].sum = 0.0
@@ -212,7 +222,7 @@ def _clear(activities: Records, resources: Records, active: Numbers) -> None:
 
 @kernel
 def _speed(resources: Records, place: int, weight: float) -> float:
-    """Return the work per second that a resource allows to an activity of this weight."""
+    """Return the work per second that resource `place` allows to an activity of weight `weight`."""
     found = resources[place]
     busy = min(found.count, found.room)
     slower = 1.0 - (1.0 - found.crowded) * max(busy - 1, 0.0) / max(found.room - 1, 1e-9)
@@ -221,7 +231,7 @@ def _speed(resources: Records, place: int, weight: float) -> float:
 
 @kernel
 def _save(activities: Records, resources: Records, active: Numbers, speed: Reals, step: float) -> None:
-    """Save the capacity that was not used in `step` seconds, for later bursts."""
+    """Save for later bursts the capacity of each resource that was not used in the last `step` seconds."""
     for place in range(resources.size):
         resources[place].sum = 0.0
     for i in range(active.size):
@@ -235,10 +245,11 @@ def _save(activities: Records, resources: Records, active: Numbers, speed: Reals
 
 @kernel
 def run_events(activities: Records, queues: Records, resources: Records, later: Numbers) -> None:
-    """Run from event to event until nothing is active.
+    """Run from event to event until no activity is active.
 
-    An event is the end of the activity that finishes first at its present rate. The results are the fields `begin`, `end` and
-    `cause` of `activities`; `begin` and `end` remain NaN for activities that wait for ever. All records are changed.
+    An event is the end of the activity that finishes first at its present rate. The results are written to the fields
+    `begin`, `end` and `cause` of `activities`. `begin` and `end` remain NaN for activities that can never begin. The
+    records of queues and resources are changed too.
     """
     size, now, count = activities.size, 0.0, 0
     active, ended, left, speed = np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size), np.empty(size)

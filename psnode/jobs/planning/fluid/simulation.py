@@ -1,10 +1,10 @@
 """Duration of a graph of activities that share cores and links.
 
-An activity is a piece of work on at most two resources, such as a second of a core, or bytes on the two links that a message
-crosses. It begins when all activities that it follows have ended and its queue has no more urgent activity. At every moment, the
-activities on a resource share it in proportion to their weights, but no activity gets more than the resource's maximum for one
-activity. This is the fluid model of H. Casanova et al., "Versatile, scalable, and accurate simulation of distributed applications
-and platforms", J. Parallel Distrib. Comput. 74, 2014.
+An activity is a piece of work on at most two resources, for example a second of work on a core, or the bytes of a message
+on the two links that it crosses. It begins when all activities that it follows have ended, and its queue is free and has
+no more urgent activity. At every moment, the activities on a resource share it in proportion to their weights, but no
+activity gets more than the resource's maximum for one activity. This is the fluid model of H. Casanova et al., "Versatile,
+scalable, and accurate simulation of distributed applications and platforms", J. Parallel Distrib. Comput. 74, 2014.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from psnode.jobs.planning.fluid.fluid_events import ACTIVITY, NONE, QUEUE, RESOU
 
 @dataclass(frozen=True)
 class Resource:
-    """A resource shared by activities. `capacity`: work per second for all together. `most`: maximum work per second for one.
+    """A resource, such as a link or the cores of a host, that activities share.
 
+    `capacity`: the work per second of all activities together. `most`: the maximum work per second of one activity.
     `crowded`: the rate of one activity, relative to `most`, while the whole capacity is in use. Between one activity and the
     whole capacity the rate falls linearly. Cores that share caches or memory have a value below 1.
 
@@ -42,7 +43,7 @@ class Resource:
 
 
 class Graph:
-    """A graph of activities. Its methods return numbers, by which resources, queues and activities are named."""
+    """A graph of activities, resources and queues. Its methods return their numbers, by which other methods refer to them."""
 
     def __init__(self) -> None:
         self.resources: list[Resource] = [Resource(1e300)]
@@ -56,14 +57,14 @@ class Graph:
         self.queues = 0
 
     def resource(self, resource: Resource) -> int:
-        """Add a resource."""
+        """Add a resource, and return its number."""
         self.resources.append(resource)
         return len(self.resources) - 1
 
     def queue(self) -> int:
-        """Add a queue, such as a thread or a connection.
+        """Add a queue, such as a thread or a connection, and return its number.
 
-        Its activities run one at a time; the lowest urgency number runs first.
+        The activities of a queue run one at a time. Of those that wait, the one with the lowest urgency number begins first.
         """
         self.queues += 1
         return self.queues - 1
@@ -79,7 +80,11 @@ class Graph:
         urgency: float = 0.0,
         weight: float = 1.0,
     ) -> int:
-        """Add an activity of `work` on one or two resources, or on none if it takes no time. `kind`: its name for `path`."""
+        """Add an activity of `work` on one or two resources, or on none if it takes no time, and return its number.
+
+        `kind`: the name under which `ActivityTimes.path` counts the activity. `follows`: the activities that must end before
+        it begins.
+        """
         first, second = (*on, 0, 0)[:2]
         self.kinds.append(kind)
         self.work.append(work)
@@ -91,7 +96,7 @@ class Graph:
         return len(self.work) - 1
 
     def run(self) -> ActivityTimes:
-        """Return the begin and end of every activity. Raises PsnodeError if activities wait for each other in a circle."""
+        """Return the times at which all activities begin and end. Raises PsnodeError if activities wait for each other."""
         count = len(self.work)
         sizes = [len(each) for each in self.follows]
         earlier = np.fromiter(itertools.chain.from_iterable(self.follows), np.int64, sum(sizes))
@@ -111,7 +116,9 @@ class Graph:
         return ActivityTimes(begin, end, cause, work, places.T)
 
     def _queues(self) -> npt.NDArray[np.void]:
-        """Return the queues as psnode.jobs.planning.fluid.fluid_events takes them, with room for all of their activities."""
+        """Return the records of the queues for psnode.jobs.planning.fluid.fluid_events, with room for all of their
+        activities.
+        """
         found = np.zeros(self.queues, QUEUE)
         sizes = np.bincount([each for each in self.served_by if each is not None], minlength=self.queues)
         found["start"] = np.cumsum(sizes) - sizes
@@ -128,7 +135,7 @@ class Graph:
 
 @dataclass(frozen=True)
 class ActivityTimes:
-    """Times of all activities in seconds. `work` and `places`: those of the graph.
+    """The times of all activities of a graph, in seconds. `work` and `places`: the work and the resources of each activity.
 
     `cause`: for each activity, the activity whose end allowed it to begin, or -1 if it began at the start.
     """
@@ -140,14 +147,20 @@ class ActivityTimes:
     places: npt.NDArray[np.int64]
 
     def load(self, resource: int, start: float, stop: float) -> float:
-        """Return the work on `resource` between two times. The work of an activity is spread evenly over its duration."""
+        """Return the work that is done on `resource` between the times `start` and `stop`.
+
+        The work of an activity is taken as spread evenly over its duration.
+        """
         here = (self.places == resource).any(axis=1) & (self.work > 0)
         begin, end = self.begin[here], self.end[here]
         inside = np.clip(np.minimum(end, stop) - np.maximum(begin, start), 0, None)
         return float((self.work[here] * inside / np.maximum(end - begin, 1e-12)).sum())
 
     def path(self, last: int, start: float, kinds: Sequence[str]) -> dict[str, float]:
-        """Return the chain of causes from time `start` to the end of activity `last`, as the seconds of each kind of activity."""
+        """Return the seconds of each kind of activity on the chain of causes that leads to the end of activity `last`.
+
+        Only the time from `start` on counts.
+        """
         found: dict[str, float] = {}
         while last >= 0 and self.end[last] > start:
             inside = self.end[last] - max(self.begin[last], start)

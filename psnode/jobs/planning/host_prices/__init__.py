@@ -1,1 +1,1 @@
-"""Measured prices on this host: messages through sockets and MPI, additions, and the slowdown by work on other cores."""
+"""Measured prices on this host: messages through sockets and MPI, additions, and the slowdown of a core while others work."""

@@ -1,4 +1,4 @@
-"""Measurement of costs of this host that do not depend on the model: bytes through TCP, additions, and shared cores."""
+"""Measurement of costs of this host that do not depend on the model: bytes through TCP, additions, and crowded cores."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SETTLING = 0.2  # seconds until a new process works at its usual rate
 
 
 def socket_costs() -> tuple[float, float]:
-    """Return the processor seconds to send a byte through TCP on the loopback interface, and those to receive one."""
+    """Return the processor seconds per byte sent, and per byte received, through TCP on the loopback interface."""
     listener = socket.create_server(("127.0.0.1", 0))
     content = bytes(_BYTES)
     spent: list[float] = []
@@ -53,13 +53,16 @@ def socket_costs() -> tuple[float, float]:
 
 
 def add_cost() -> float:
-    """Return the seconds to add two float32 arrays, for each byte of one of the arrays."""
+    """Return the seconds that the addition of two float32 arrays takes, per byte of one of the arrays."""
     total, part = np.zeros(_BYTES // 4, np.float32), np.ones(_BYTES // 4, np.float32)
     return median_seconds(lambda: np.add(total, part, out=total)) / _BYTES
 
 
 def median_seconds(work: Callable[[], object], seconds: float = 0.0, warmup: int = 1) -> float:
-    """Return the median duration of `work` over at least _ROUNDS calls and `seconds`, not counting the first `warmup` calls."""
+    """Return the median duration of a call of `work`, after `warmup` calls that do not count.
+
+    At least _ROUNDS calls are measured, and as many as fill `seconds`.
+    """
     for _ in range(warmup):
         work()
     found = list[float]()
@@ -71,9 +74,10 @@ def median_seconds(work: Callable[[], object], seconds: float = 0.0, warmup: int
 
 
 def crowding(work: Callable[[], object], seconds: float) -> float:
-    """Return the rate of `work` while every other core repeats it, relative to its rate when the other cores are idle.
+    """Return the rate of `work` while other cores repeat it too, relative to its rate when the other cores are idle.
 
-    `seconds`: the duration of each of the two measurements. The result is 1.0 on a host with one core.
+    These are all other cores, but at most _MOST_NEIGHBOURS. `seconds`: the least duration of each of the two measurements.
+    The result is 1.0 on a host with one core.
     """
     neighbours = min(usable_cores() - 1, _MOST_NEIGHBOURS)
     if neighbours < 1:
@@ -87,7 +91,7 @@ def crowding(work: Callable[[], object], seconds: float) -> float:
 
 @contextmanager
 def _neighbours(work: Callable[[], object], count: int) -> Iterator[None]:
-    """Repeat `work` in `count` forks of this process inside the context. Each fork ends with this process, whatever happens."""
+    """Repeat `work` in `count` forks of this process inside the context. A fork also ends if this process is killed."""
     parent = os.getpid()
 
     def repeat() -> None:

@@ -1,7 +1,7 @@
-"""Measurement of frames through MPI: the rate of a job of two ranks on this host that exchange frames over TCP.
+"""Measurement of the cost of frames through MPI: two ranks of a job on this host exchange frames over TCP.
 
-A byte of a frame costs more than a byte through a socket: MPI copies it and polls both ends alternately, and the frame has a
-checksum.
+A byte of a frame costs more than a byte through a socket, since MPI copies it and polls both ends alternately, and since the
+frame has a checksum.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _VARIABLES = {
 
 
 def mpi_cost() -> float:
-    """Return the seconds of a core, at each end, for each byte of a frame; 0.0 if no job of two ranks can be started here.
+    """Return the seconds of a core that a byte of a frame through MPI costs at each end.
 
-    No job can be started in a process that is itself a rank of a job.
+    Returns 0.0 if no job of two ranks can be started here, for example because this process is itself a rank of a job.
     """
     from psnode.jobs import launch
 
@@ -47,7 +47,7 @@ def mpi_cost() -> float:
 
 
 def exchange() -> None:
-    """Measure the rates as rank 0 and print them as JSON, or answer as rank 1."""
+    """As rank 0, measure the rates of frames in both directions and print them as JSON. As rank 1, answer the frames."""
     from psnode.transport.mpi import endpoint
 
     transport = endpoint.start(seconds=_SECONDS)

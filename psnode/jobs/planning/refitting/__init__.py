@@ -1,1 +1,1 @@
-"""Profiles in which the figures of a finished run replace those of the host on which the profile was measured."""
+"""Refitting of profiles: the figures of a finished run replace those of the host on which the profile was measured."""

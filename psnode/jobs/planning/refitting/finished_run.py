@@ -33,11 +33,12 @@ _COLD = 2  # number of first steps that do not count, as in the comparison of a 
 
 
 class StepFigures(NamedTuple):
-    """Figures of a step: seconds, and the bytes that a worker `sent` and `received`.
+    """The figures of a step: seconds, and the bytes that a worker `sent` and `received`.
 
-    `step`: from one version to the next. `passes`: of a worker, including the loading of weights, without waits. `encode`: of a
-    worker's coder. `decode`: of the master, for the gradients of all workers. `update`: of the master, for the optimizer and the
-    coding of weights. If several ranks update weights, both are the longest time of any of them.
+    `step`: seconds from one version to the next. `passes`: of a worker, including the time to load weights, without waits.
+    `encode`: of a worker's coder. `decode`: of the master, for the gradients of all workers. `update`: of the master, for the
+    optimizer and the coding of weights. If several ranks update weights, `decode` and `update` are those of the rank that
+    takes longest.
     """
 
     step: float
@@ -51,11 +52,11 @@ class StepFigures(NamedTuple):
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run of `workers` workers in the directory `path`, in which `steps` steps were measured.
+    """A run of `workers` workers in the directory `path`, with the medians `measured` of `steps` steps.
 
-    `measured`: the medians over these steps. `prediction`: the recorded prediction of the run's step, or None. `links`: the
-    recorded measurement of its links, or None. `cores`: the least number of cores of a host, None if unknown. `crowded`: True if
-    all ranks shared one host.
+    `prediction`: the recorded prediction of the run's step, or None. `links`: the recorded measurement of its links, or None.
+    `cores`: the number of cores of the host that has the fewest; None if unknown. `crowded`: True if all ranks shared one
+    host.
     """
 
     path: Path
@@ -74,8 +75,8 @@ class FinishedRun:
     def read(cls, path: Path) -> Self:
         """Return the run in the directory `path`.
 
-        Raises ConfigurationError if there is no run, or if the run is damaged, has rounds that do not wait for all workers, or
-        has fewer than FEWEST measured steps.
+        Raises ConfigurationError if there is no run, or if the run is damaged. Also raises it if the run has rounds that do
+        not wait for all workers, or fewer than FEWEST measured steps.
         """
         try:
             saved = read_json(path / CONFIG)
@@ -120,9 +121,10 @@ class FinishedRun:
 
     @property
     def config_in_one_process(self) -> Config:
-        """The settings with which a step of the run is measured by a worker and a master in one process.
+        """The settings with which a worker and a master in one process measure a step of the run.
 
-        The size of groups is that of the setting. The run's record also has a size if it was chosen by the number of workers.
+        A size of groups that psnode chose by the number of workers is left out of these settings, although the run's record
+        contains it.
         """
         config = self.config
         chosen = group_bytes_of(config.topology, 4 * self.plan.size, self.workers)
@@ -133,7 +135,9 @@ class FinishedRun:
 
     @property
     def code(self) -> str | None:
-        """The first setting of the run that names code outside psnode, with its flag; None if there is no such setting."""
+        """The flag and value of the first setting of the run that names code outside psnode; None if there is no such
+        setting.
+        """
         for name, setting in settings().items():
             value, tells = getattr(self.config, name), setting.rules.names_code
             if name != "log_to" and tells is not None and tells(value):
@@ -142,9 +146,9 @@ class FinishedRun:
 
 
 def _steps(path: Path, first: int, layout: Layout) -> list[StepFigures]:
-    """Return the figures of the steps in which all workers took part, without the first `first` + _COLD steps.
+    """Return the figures of the steps in which all workers took part, from step `first` + _COLD + 1 on.
 
-    The last step has no figures if the job ended before the workers reported it.
+    The last step is left out if the job ended before the workers reported it.
     """
     try:
         records = [record for record in read_records(path / METRICS) if record["step"] > first + _COLD]
@@ -164,7 +168,7 @@ def _steps(path: Path, first: int, layout: Layout) -> list[StepFigures]:
 
 
 def _figures(record: Mapping[str, Any], layout: Layout) -> StepFigures:
-    """Return the figures in a record of metrics.jsonl. Raises ValueError for impossible figures."""
+    """Return the figures in a record of metrics.jsonl. Raises ValueError if they cannot be those of a step."""
     seconds = record["seconds"]
     found = StepFigures(
         seconds["step"], seconds["forward_backward"], seconds["encode"], seconds["decode"],
@@ -177,7 +181,10 @@ def _figures(record: Mapping[str, Any], layout: Layout) -> StepFigures:
 
 
 def _hosts(path: Path) -> tuple[int | None, bool]:
-    """Return the least number of cores of a rank's host, if machines.json has it, and True if all ranks share one host."""
+    """Return the number of cores of the host that has the fewest, and True if all ranks share one host.
+
+    The number is None if machines.json does not state it.
+    """
     with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
         ranks = read_json(path / MACHINES)["ranks"].values()
         cores = min(int(rank["cores"]) for rank in ranks)

@@ -1,17 +1,17 @@
-"""A profile with the figures of a finished run, and the rate of links that explains the run's steps.
+"""A profile that is refitted to a finished run, and the rate of links that explains the run's steps.
 
-The run determines, as medians over its steps,
+The following costs are taken from the run, as medians over its steps:
 
-* the passes under all schemes. Their times are multiplied by one factor, and so is the loading of weights, since the run's
-  seconds of passes include it;
-* coding, decoding and updates of its own scheme. Those of another scheme are multiplied by the same factors, as on a faster or
-  slower host, if both schemes are lossy or both are not;
-* the bytes of its own scheme, in both directions, if they are sent.
+* the passes under all schemes. All of their times are multiplied by one factor. So is the time to load weights, since the
+  run's seconds of passes include it;
+* coding, decoding and updates of the run's own scheme. Those of another scheme are multiplied by the same factors, as if the
+  host were faster or slower, if both schemes are lossy or both are not;
+* the bytes of the run's own scheme, in the directions in which the run sends any.
 
 If weights are not sent, every worker updates them as under the scheme dense, so the updates of dense get the factor.
 
-Everything else stays as measured: the bytes of other schemes, the seconds that DDP adds, the seconds of its optimizer, the prices
-of messages and of their bytes, and the work of master and workers that belongs to no group.
+Everything else stays as measured: the bytes of other schemes, the seconds that DDP adds, the seconds of its optimizer, the
+costs of messages and of their bytes, and the work of master and workers that belongs to no group.
 """
 
 from __future__ import annotations
@@ -47,11 +47,12 @@ GIVEN, MEASURED, FITTED, FREE, UNKNOWN = "given", "measured", "fitted", "free", 
 
 @dataclass(frozen=True)
 class ProfileRefit:
-    """A profile with the figures of `run`. `name`: the scheme of the run.
+    """A `profile` that is refitted to the figures of `run`. `name`: the scheme of the run.
 
-    `scenario`: the scenario of the run. `origin` of its rate: GIVEN by the user, MEASURED by the run, FITTED to the steps of the
-    run, FREE if links do not limit the steps, or UNKNOWN if all ranks share a host, since waits for cores then look like waits
-    for links. `predicted`, `refitted`: the figures of a step in this scenario according to the original profile and to `profile`.
+    `scenario`: the scenario of the run. `origin`: the source of the rate in the scenario. The rate is GIVEN by the user,
+    MEASURED by the run, or FITTED to the steps of the run. It is FREE if links do not limit the steps, and UNKNOWN if all
+    ranks share a host, since waits for cores then look like waits for links. `predicted`, `refitted`: the figures of a step
+    in this scenario, according to the original profile and to `profile`.
     """
 
     run: FinishedRun
@@ -64,11 +65,11 @@ class ProfileRefit:
 
 
 def refit(profile: Profile, run: FinishedRun, scenario: Scenario, *, given: bool) -> ProfileRefit:
-    """Return `profile` with the figures of `run`.
+    """Return `profile` refitted to the figures of `run`.
 
-    `scenario`: the scenario of the run. Its rate is used if `given`. Otherwise the rate is that of the links if the run measured
-    them, or else the rate at which a step takes the measured time. Raises ConfigurationError if the run trained another model, or
-    used a scheme that is not in the profile.
+    `scenario`: the scenario of the run. Its rate is used if `given` is True. Otherwise the rate is that of the links if the
+    run has measured them. If not, it is the rate at which a predicted step takes the measured time. Raises ConfigurationError
+    if the run trained another model, or used a scheme that is not in the profile.
     """
     _check_model(profile, run.plan)
     if not run.config.overlap:
@@ -94,7 +95,7 @@ def refit(profile: Profile, run: FinishedRun, scenario: Scenario, *, given: bool
 
 
 def figures(profile: Profile, name: str, scenario: Scenario, run: FinishedRun) -> StepFigures:
-    """Return the figures of a step of `run` in a scenario. `name`: the scheme of the run in the profile."""
+    """Return the predicted figures of a step of `run` in a scenario. `name`: the scheme of the run in the profile."""
     groups = _on_run(profile, name, run)
     loads = RecordedLoads(groups.routes, run.layout)
     return StepFigures(
@@ -104,7 +105,7 @@ def figures(profile: Profile, name: str, scenario: Scenario, run: FinishedRun) -
 
 
 def _on_run(profile: Profile, name: str, run: FinishedRun) -> RoutedGroups:
-    """Return the groups of the run's plan, with the costs of the scheme `name`, on the routes of the run."""
+    """Return the groups of the run's plan, with the costs of the scheme `name` in the profile, on the routes of the run."""
     return on_routes(profile, on_plan(profile, profile.schemes[name], run.plan), run.plan, run.config.topology, run.layout)
 
 
@@ -120,10 +121,11 @@ def _seconds(profile: Profile, name: str, scenario: Scenario, run: FinishedRun) 
 
 
 def with_figures(profile: Profile, name: str, run: FinishedRun) -> Profile:
-    """Return the profile with the measured figures of `run`. `name`: the scheme of the run in the profile.
+    """Return the profile changed by the measured figures of `run`. `name`: the scheme of the run in the profile.
 
-    Figures of other groups than the run's are changed by the same factors. A cost that the profile puts at 0 is divided in
-    proportion to coordinates.
+    The costs of this scheme are multiplied by factors: measured figures divided by predicted ones. The factors also apply
+    to groups that the run does not have. If a predicted figure is 0, the measured one is divided among groups in
+    proportion to their coordinates. For the passes and the other schemes see this module's docstring.
     """
     costs, groups = profile.schemes[name], _on_run(profile, name, run)
     loads = RecordedLoads(groups.routes, run.layout)
@@ -164,7 +166,10 @@ def with_figures(profile: Profile, name: str, run: FinishedRun) -> Profile:
 def _changed(
     groups: Sequence[GroupCosts], slower: float, change: Callable[[int, GroupCosts], dict[str, Any]]
 ) -> tuple[GroupCosts, ...]:
-    """Return groups whose passes take `slower` times as long, with the changed costs that `change` returns by name."""
+    """Return the groups with passes that take `slower` times as long.
+
+    `change` returns other changed costs of a group by their names.
+    """
     return tuple(
         replace(
             group, ready=slower * group.ready, needed=slower * group.needed, apply=slower * group.apply, **change(place, group)
@@ -174,7 +179,7 @@ def _changed(
 
 
 def _check_model(profile: Profile, plan: Plan) -> None:
-    """Raise ConfigurationError unless the profile has the tensors of the plan."""
+    """Raise ConfigurationError unless the profile is of a model with the tensors of the plan."""
     names = {tensor.name for tensor in profile.tensors}
     if len(names) < len(profile.tensors) or "" in names:
         raise ConfigurationError("this profile does not name its tensors, since an earlier version wrote it: measure again")
@@ -185,10 +190,10 @@ def _check_model(profile: Profile, plan: Plan) -> None:
 
 
 def scheme_in(profile: Profile, run: FinishedRun) -> str:
-    """Return the name of the run's scheme in the profile.
+    """Return the name under which the profile contains the run's scheme.
 
-    Codecs in files are not executed, but compared by name. Raises ConfigurationError if the profile does not have the scheme, or
-    contains no plans.
+    A codec in a file is compared by its name, and the file is not executed. Raises ConfigurationError if the profile does not
+    have the scheme, or contains no plans.
     """
     stated = stated_settings(run.config)
     found = next((name for name, costs in profile.schemes.items() if dict(costs.settings) == stated), None)
@@ -217,9 +222,10 @@ def _is_of(costs: SchemeCosts, run: FinishedRun) -> bool:
 
 
 def fitted_rate(profile: Profile, name: str, scenario: Scenario, run: FinishedRun) -> float | None:
-    """Return the rate of links, in bit/s, at which a step takes as long as in the run. It is found by bisection.
+    """Return the rate of links, in bit/s, at which a predicted step takes as long as in the run. It is found by bisection.
 
-    Returns None if a step takes at least as long on the fastest links, or no longer even on the slowest.
+    Returns None if there is no such rate: if the step is longer than the measured one even on the fastest links, or not
+    longer even on the slowest.
     """
 
     def longer(rate: float) -> bool:

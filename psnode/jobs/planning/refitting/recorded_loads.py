@@ -1,4 +1,4 @@
-"""From costs by group to the figures that a run records, which depend on the routes of the groups."""
+"""Conversion of costs by group to the figures that a run records, which depend on the routes of the groups."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ COSTS: Mapping[str, str] = {"encode": "encode", "decode": "decode", "update": "u
 
 
 class RecordedLoads:
-    """The sums of costs by group in the records of a job of `layout` whose groups travel on `routes`.
+    """Sums of costs by group, as a job of `layout` whose groups travel on `routes` records them.
 
-    A worker codes all groups. Of decoding and updates a run records the longest time of any rank that updates weights, and each
-    of these ranks decodes the gradients of all workers for its groups. Bytes are means over workers, and over readers of weights.
+    A worker codes all groups. For decoding and updates, a run records the time of the rank that takes longest; each rank that
+    updates weights decodes the gradients of all workers for its groups. Bytes of gradients are means over workers, and bytes
+    of weights are means over the readers of weights.
     """
 
     def __init__(self, routes: Sequence[Route], layout: Layout) -> None:
@@ -31,7 +32,7 @@ class RecordedLoads:
         self._down = Counter(frame.group for frame in frames if not frame.is_gradient)
 
     def figure(self, name: str, costs: Sequence[float]) -> float:
-        """Return the figure `name` of StepFigures, a key of COSTS, for costs by group."""
+        """Return the figure `name` of StepFigures that follows from `costs`, by group. `name` is a key of COSTS."""
         match name:
             case "encode":
                 return float(sum(costs))

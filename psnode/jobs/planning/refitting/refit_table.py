@@ -1,4 +1,4 @@
-"""Figures of a finished run next to the predictions of a profile, as lines of text and in types that JSON has."""
+"""Figures of a finished run next to the predictions of a profile, as lines of text or in types that JSON has."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _WIDTH = 62
 
 
 def lines(found: ProfileRefit) -> list[str]:
-    """Return an empty line, the lines of the table, and lines on the origin of every quantity of the refitted profile."""
+    """Return an empty line, the lines of the table, and lines that state the origin of each quantity in the refitted profile."""
     run = found.run
     job = f"{counted(run.workers, 'worker')}{_under(run.config.topology)}"
     made = ["", f"{run.path}: {found.name}, {job}, medians of {counted(run.steps, 'step')}"]
@@ -49,7 +49,7 @@ def lines(found: ProfileRefit) -> list[str]:
 
 
 def _origins(found: ProfileRefit) -> list[str]:
-    """Return lines on the links and on the origin of every quantity of the refitted profile."""
+    """Return lines that state the rate of the links, and the origin of each quantity in the refitted profile."""
     lossy = found.profile.schemes[found.name].lossy
     alike = [name for name, costs in found.profile.schemes.items() if costs.lossy == lossy and name != found.name]
     same = f"; with the same factors those of {', '.join(alike)}" if alike else ""
@@ -84,7 +84,7 @@ def _off(predicted: float, measured: float) -> str:
 
 
 def _share(predicted: float, measured: float) -> float | None:
-    """Return the difference of the measured from the predicted figure, relative to the prediction; None if that is 0."""
+    """Return the measured figure's relative difference from the predicted one; None if the prediction is 0."""
     return measured / predicted - 1 if predicted else None
 
 

@@ -1,1 +1,1 @@
-"""Groups of a predicted job on their routes: their costs, the bytes on the link of every rank, and both as text."""
+"""The routes of groups in a predicted job: costs of the groups, bytes on the link of every rank, and both as text."""

@@ -1,13 +1,14 @@
-"""A step of a job with many workers, all of which are alike: one worker stands for all of them.
+"""A model of a step in which one worker stands for all workers of a job, which must be alike.
 
-A graph of all frames grows with the square of the number of workers if workers update the weights. The folded graph has one
-worker. The frames of all workers for a group arrive at the same time, as they share the root's link equally; therefore the
-worker's frame has a share of that link, and the root then decodes as many frames as there are workers. The worker's own link
-carries its own gradients and weights, and in addition the frames of the groups of which it is a root. On the hosts of other roots
-the folded graph leaves out the passes of their workers, and frames that go in the other direction than those of the root.
+If workers update the weights, a graph of all frames grows with the square of the number of workers. The folded graph has
+only one worker. The frames of all workers for a group arrive at the same time, because they share the root's link equally.
+So the one worker's frame gets a share of that link, and the root then decodes as many frames as there are workers. The
+worker's own link carries its own gradients and weights, and the frames of the groups of which it is a root. On the hosts
+of other roots, the folded graph leaves out the workers: their passes and coding, and the frames that they send and receive
+as workers.
 
-If there are very many roots, neighbouring groups of about equal sizes with different roots are bundled: one root stands for those
-of a bundle, and its link carries the frames of all of them in the time of one.
+If there are very many roots, neighbouring groups of about equal sizes with different roots are bundled: one root stands for
+the roots of a bundle, and its link carries the frames of all of them in the time of one.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _ALIKE = 1.25  # the largest group of a bundle has at most this many times the b
 
 
 def folds(groups: RoutedGroups, scenario: Scenario) -> bool:
-    """Return True if one worker can stand for all workers: every root sends its weights directly to all of them.
+    """Return True if one worker can stand for all workers, because every root sends its weights directly to all of them.
 
     Ranks that share the cores of one machine are not folded.
     """
@@ -38,7 +39,7 @@ def folds(groups: RoutedGroups, scenario: Scenario) -> bool:
 
 
 def folded_step(profile: Profile, groups: RoutedGroups, scenario: Scenario) -> StepTime:
-    """Return the step time of a job whose workers are all alike, see `folds`. `scenario.uneven` is ignored."""
+    """Return the step time of a job whose workers are all alike (see `folds`). `scenario.uneven` is ignored."""
     if not folds(groups, scenario):
         raise ConfigurationError("one worker cannot stand for all workers of this job")
     job = _FoldedJob(profile, groups, scenario)
@@ -46,7 +47,7 @@ def folded_step(profile: Profile, groups: RoutedGroups, scenario: Scenario) -> S
 
 
 def bytes_sent(groups: RoutedGroups, rank: int) -> int:
-    """Return the bytes that a worker sends in a step: its gradients, and the weights that it updates."""
+    """Return the bytes that worker `rank` sends in a step: its gradients, and the weights that it updates."""
     found = 0
     for route, group in zip(groups.routes, groups.costs.groups, strict=True):
         found += group.up * (len(route.roots) - (rank in route.roots))
@@ -56,9 +57,10 @@ def bytes_sent(groups: RoutedGroups, rank: int) -> int:
 
 
 def _bundled(groups: RoutedGroups, rank: int) -> list[list[int]]:
-    """Return the groups in bundles of neighbours of about equal sizes.
+    """Return the groups in bundles: lists of neighbouring groups of about equal sizes.
 
-    The roots of a bundle are different workers out of the same few neighbouring ones, and none of them is `rank`.
+    The groups of a bundle have different workers as their roots, which are also neighbours. `rank` is no root of a bundle
+    with several groups.
     """
     workers = sorted({route.root for route in groups.routes if len(route.roots) == 1} & set(groups.layout.computing) - {rank})
     most = -(-len(workers) // _MOST_ROOTS)
@@ -77,7 +79,11 @@ def _bundled(groups: RoutedGroups, rank: int) -> list[list[int]]:
 
 
 def _merged(costs: SchemeCosts, bundles: Sequence[Sequence[int]]) -> SchemeCosts:
-    """Return the costs of bundles: sums for the worker, and means for the roots, which work side by side."""
+    """Return costs with one group for each bundle.
+
+    The worker's costs are sums over the groups of the bundle. Those of roots are means, because the roots work at the same
+    time.
+    """
 
     def of(bundle: Sequence[int]) -> GroupCosts:
         found = [costs.groups[index] for index in bundle]
@@ -90,7 +96,9 @@ def _merged(costs: SchemeCosts, bundles: Sequence[Sequence[int]]) -> SchemeCosts
 
 
 class _FoldedJob:
-    """The graph of several steps. `begins`: by step, the beginning of the worker's backward pass."""
+    """The folded graph of several steps of a job. `begins`: by step, the activity with which the worker's backward pass
+    begins.
+    """
 
     def __init__(self, profile: Profile, groups: RoutedGroups, scenario: Scenario) -> None:
         self._layout, self._scenario = groups.layout, scenario
@@ -121,11 +129,14 @@ class _FoldedJob:
             arrived = [[self._weights(index, done)] for index, done in enumerate(closed)]
 
     def _copies(self, root: int) -> int:
-        """Return the number of workers other than `root`."""
+        """Return the number of workers that send frames to `root` over a link: all workers except `root` itself."""
         return self._workers - (root in self._layout.computing)
 
     def _share(self, root: int, size: int) -> int:
-        """Return a worker's share of one direction of the links of `size` roots like `root`; 0, no resource, without a rate."""
+        """Return the resource of one worker's share of the links, in one direction, of `size` roots like `root`.
+
+        Returns 0, which stands for no resource, if the links have no rate.
+        """
         scenario = self._scenario
         rate = scenario.rate if root != MASTER or scenario.master_rate is None else scenario.master_rate
         if rate is None:
@@ -138,7 +149,7 @@ class _FoldedJob:
         return self._rank if self._rank in roots else roots[0]
 
     def _closed(self, index: int, encoded: int) -> int:
-        """Add the frames of all workers for a group, and its update; return the activity after which its weights are known."""
+        """Add the frames of all workers for a group, and its update. Return the activity after which its weights are known."""
         root = self._root_of(index)
         copies, role = self._copies(root), self._roots[root]
         frames, counts = [], []
@@ -151,7 +162,7 @@ class _FoldedJob:
         return role.close(index, frames, [], counts)
 
     def _to_root(self, index: int, root: int, copies: int, encoded: int) -> int:
-        """Add the gradients of `copies` workers for a group; return the activity that ends when all have arrived."""
+        """Add the frames with gradients of `copies` workers for a group. Return the activity that ends when all have arrived."""
         here, queue = self.hosts.hosts[self._rank], self._connections[root][0]
         whole, size = self._costs.groups[index].up, len(self._bundles[index])
         nbytes = whole / size
@@ -167,7 +178,9 @@ class _FoldedJob:
         return self.hosts.wait(self._scenario.round_trip / 2, found)
 
     def _weights(self, index: int, closed: int) -> int:
-        """Add the weights of a group to all workers; return the activity that ends when the worker has them."""
+        """Add the frames with the weights of a group to all workers. Return the activity that ends when the one worker has
+        them.
+        """
         if len(self._routes[index].roots) > 1:
             return closed
         root, whole, size = self._root_of(index), self._costs.groups[index].down, len(self._bundles[index])
@@ -183,16 +196,16 @@ class _FoldedJob:
         return self.hosts.wait(self._scenario.round_trip / 2, found)
 
     def _wire(self, links: Sequence[int | None], nbytes: float, follows: int, queue: int) -> int:
-        """Add bytes on at most two links."""
+        """Add the transfer of `nbytes` bytes over at most two links."""
         found = [link for link in links if link]
         return self.graph.add(LINK, nbytes if found else 0, found, [follows], queue=queue)
 
     def _sends(self, rank: int, count: int, nbytes: float, follows: int) -> int:
-        """Add the work of `rank` to send `count` frames of `nbytes`."""
+        """Add the work of `rank` to send `count` frames of `nbytes` bytes."""
         return self._transport(rank, count * (self.hosts.costs.message + nbytes * self.hosts.costs.sends), follows)
 
     def _takes(self, rank: int, count: int, nbytes: float, follows: int) -> int:
-        """Add the work of `rank` to take `count` frames of `nbytes`."""
+        """Add the work of `rank` to receive `count` frames of `nbytes` bytes."""
         return self._transport(rank, count * (self.hosts.costs.message + nbytes * self.hosts.costs.takes), follows)
 
     def _transport(self, rank: int, seconds: float, follows: int) -> int:

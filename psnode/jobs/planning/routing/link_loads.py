@@ -19,7 +19,10 @@ class RoutedFrame(NamedTuple):
 
 
 def frames_of(routes: Sequence[Route], senders: Sequence[int]) -> Iterator[RoutedFrame]:
-    """Yield the frames of a step, group by group: gradients from the ranks `senders`, and then weights from the root."""
+    """Yield the frames of a step, group by group: first gradients from the ranks `senders`, then weights from the roots.
+
+    Ranks that pass weights on send frames too.
+    """
     for group, route in enumerate(routes):
         yield from (RoutedFrame(rank, root, group, is_gradient=True) for rank in senders for root in route.up(rank))
         ahead, reached = list(route.roots), set(route.roots)
@@ -34,7 +37,7 @@ def frames_of(routes: Sequence[Route], senders: Sequence[int]) -> Iterator[Route
 
 @dataclass
 class LinkLoad:
-    """The part of `rank` in a step.
+    """The groups and the bytes that one step of a job puts on `rank`.
 
     `groups`: the groups of which the rank is a root; `coordinates`: their total size. `gradients_in`, `weights_in`,
     `gradients_out`, `weights_out`: bytes on its link. A frame from a rank to itself uses no link.
@@ -50,22 +53,22 @@ class LinkLoad:
 
     @property
     def received(self) -> int:
-        """Bytes that enter the rank."""
+        """Bytes that enter the rank over its link."""
         return self.gradients_in + self.weights_in
 
     @property
     def sent(self) -> int:
-        """Bytes that leave the rank."""
+        """Bytes that leave the rank over its link."""
         return self.gradients_out + self.weights_out
 
 
 def link_loads(
     routes: Sequence[Route], senders: Sequence[int], *, sizes: Sequence[int], ups: Sequence[int], downs: Sequence[int]
 ) -> list[LinkLoad]:
-    """Return the loads of all ranks, including the master, in the order of ranks.
+    """Return the loads of all ranks, including the master, in the order of ranks. `senders`: the ranks that send gradients.
 
-    By group: `sizes` in coordinates, `ups` in bytes of a frame with the gradient, and `downs` in bytes of a frame with the
-    weights.
+    For each group, `sizes` is its number of coordinates, `ups` the bytes of a frame with its gradient, and `downs` the bytes
+    of a frame with its weights.
     """
     frames = list(frames_of(routes, senders))
     count = 1 + max((max(frame.source, frame.target) for frame in frames), default=0)

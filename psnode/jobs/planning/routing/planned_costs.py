@@ -1,4 +1,4 @@
-"""The costs of a scheme on the groups of a plan, which may differ from the measured groups."""
+"""The costs of a scheme on the groups of any plan, calculated from those of the measured groups."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from psnode.protocol.wire import HEADER_BYTES
 
 
 def on_plan(profile: Profile, costs: SchemeCosts, plan: Plan) -> SchemeCosts:
-    """Return the costs of a scheme on the groups of a plan. These groups may differ from the measured ones.
+    """Return the costs of a scheme on the groups of `plan`, which may differ from the measured groups.
 
-    The bytes of a new group are a header, four for each plain coordinate, and an average number for each coded coordinate. Its
-    seconds are in proportion to its coordinates. If the plan is the measured one, the costs are returned unchanged.
+    The bytes of a new group are those of a header, four for each plain coordinate, and for each coded coordinate the average
+    of the measured groups. Its seconds are in proportion to its coordinates. If the groups of `plan` are the measured ones,
+    the costs do not change.
     """
     if Plan.from_dict(costs.plan).groups == plan.groups:
         return replace(costs, plan=plan.to_dict())
@@ -22,7 +23,7 @@ def on_plan(profile: Profile, costs: SchemeCosts, plan: Plan) -> SchemeCosts:
     seconds = {key: sum(getattr(group, key) for group in costs.groups) for key in ("encode", "apply", "decode", "update")}
 
     def rate(nbytes: Sequence[int]) -> float:
-        """Return the bytes of a coded coordinate."""
+        """Return the average bytes of a coded coordinate. `nbytes`: the bytes of the measured frames, by group."""
         coded, plain = sum(group.coded for group in costs.groups), sum(group.plain for group in costs.groups)
         return max(0.0, sum(nbytes) - HEADER_BYTES * len(nbytes) - 4 * plain) / coded if coded else 4.0
 

@@ -26,10 +26,11 @@ SOURCE = f"--topology {UNDECIDED}"
 
 
 def predicted(config: Config, task: Task, topologies: Sequence[str], hosts: JobHosts) -> dict[str, Prediction]:
-    """Return the predicted step of a job with `config` on `hosts`, by topology.
+    """Return, for each topology, the predicted step of a job with `config` on `hosts`.
 
-    The passes of `task` and the coding of its gradients are measured in this process, with the number of threads in `config`. A
-    topology whose step has too many frames to predict is left out. Raises ConfigurationError if the step cannot be measured.
+    The passes of `task` and the coding of its gradients are measured in this process, with the number of threads in `config`.
+    A topology whose step has too many frames to predict is left out. Raises ConfigurationError if the step cannot be
+    measured.
     """
     try:
         profile = _profile(config, task)
@@ -41,14 +42,14 @@ def predicted(config: Config, task: Task, topologies: Sequence[str], hosts: JobH
 
 
 def steps(profile: Profile, name: str, topologies: Sequence[str], scenario: Scenario) -> dict[str, Prediction]:
-    """Return the predicted steps of the scheme `name` of a profile, by topology."""
+    """Return, for each topology, the predicted step of the scheme `name` of a profile."""
     rows = [row for row in forecasts(profile, scenario, topologies, (name,)) if not row.peer]
     found = {row.topology: Prediction(row.seconds, scenario.workers, SOURCE, row.binds) for row in rows}
     return {topology: found[topology] for topology in topologies if topology in found}
 
 
 def scenario_of(hosts: JobHosts) -> Scenario:
-    """Return the scenario of a job whose workers all have the slowest link that was measured."""
+    """Return the scenario of a job on `hosts`. All of its workers get the rate of the slowest link that was measured."""
     if hosts.links is None or hosts.slowest is None:
         return Scenario(hosts.workers, None, 0.0, hosts.cores, hosts.shared)
     rate, master_rate = (8 * slower_way(each) / GOODPUT for each in (hosts.slowest, hosts.links))
@@ -56,7 +57,7 @@ def scenario_of(hosts: JobHosts) -> Scenario:
 
 
 def _profile(config: Config, task: Task) -> Profile:
-    """Measure the run's scheme, and dense, by whose cost workers update weights that are not sent."""
+    """Measure the run's scheme, and the scheme dense. If weights are not sent, workers update them at the cost of dense."""
     import torch
 
     base = replace(

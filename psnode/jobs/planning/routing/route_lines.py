@@ -1,4 +1,4 @@
-"""Routes as lines of text: the ways of the groups, root by root, and the part of every rank in a step."""
+"""Routes as lines of text: for every root the ways of its groups, and for every rank its bytes and weights in a step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HEAD = f"{'':14}{'weights':>10}{'gradients in':>14}{'weights in':>12}{'gradient
 
 
 def loads_of(groups: RoutedGroups) -> list[LinkLoad]:
-    """Return the loads of all ranks in a step."""
+    """Return the loads of all ranks in a step. See psnode.jobs.planning.routing.link_loads."""
     costs = groups.costs.groups
     return link_loads(
         groups.routes, groups.layout.computing, sizes=groups.sizes, ups=[group.up for group in costs],
@@ -23,9 +23,9 @@ def loads_of(groups: RoutedGroups) -> list[LinkLoad]:
 
 
 def title_of(groups: RoutedGroups, name: str, topology: str) -> str:
-    """Return the line above a picture of routes: u and v are the bytes of a worker's gradient, and of the weights that it gets.
+    """Return the line above the picture of a scheme's routes. `name`: the name of the scheme.
 
-    `name`: the name of the scheme.
+    It defines u as the bytes of a worker's gradient, and v as the bytes of the weights that a worker gets.
     """
     costs, workers = groups.costs.groups, counted(groups.layout.workers, "worker")
     up, down = amount(sum(group.up for group in costs)), amount(sum(group.down for group in costs))
@@ -33,7 +33,7 @@ def title_of(groups: RoutedGroups, name: str, topology: str) -> str:
 
 
 def route_lines(groups: RoutedGroups, name: str, topology: str) -> list[str]:
-    """Return an empty line, a title, lines on the ways of every root's groups, and a table of the ranks."""
+    """Return an empty line, a title, a line for each root on the ways of its groups, and a table of the ranks."""
     found = ["", title_of(groups, name, topology)]
     loads, senders = loads_of(groups), ranks_text(groups.layout.computing)
     for load in loads:
@@ -75,7 +75,7 @@ def groups_text(groups: Sequence[int]) -> str:
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
-    """Return ascending ranks as text, consecutive ranks as a range: ranks 1-4, 7."""
+    """Return ascending ranks as text, in which consecutive ranks form a range, as in "ranks 1-4, 7"."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][-1] + 1:

@@ -25,7 +25,7 @@ USUAL = Config().topology
 
 @dataclass(frozen=True)
 class RoutedGroups:
-    """The `costs` of a scheme, whose groups, those of `plan`, travel on `routes` in a job of `layout`."""
+    """The groups of `plan` in a job of `layout`: their `costs` under a scheme, and the `routes` on which they travel."""
 
     costs: SchemeCosts
     plan: Plan
@@ -39,17 +39,17 @@ class RoutedGroups:
 
     @property
     def frames(self) -> int:
-        """The frames with gradients in a step, including those from a rank to itself."""
+        """The number of frames with gradients in a step, including those from a rank to itself."""
         return self.layout.workers * sum(len(route.roots) for route in self.routes)
 
 
 def routed(profile: Profile, name: str, topology: str, workers: int) -> RoutedGroups:
     """Return the groups of a scheme of the profile in a job of `workers` workers under the setting `topology`.
 
-    The groups are those of a run under this topology. If the measured groups differ, seconds are divided by coordinates, and
-    bytes by coded and plain coordinates. If every worker updates the weights itself, the update has the cost of a dense downlink,
-    and the weights stay on the worker. Raises ConfigurationError for a scheme that train refuses under this topology, and for a
-    profile of an earlier version, which contained no plans.
+    The groups are those of a run under this topology. If the measured groups differ from them, the costs are those of
+    psnode.jobs.planning.routing.planned_costs.on_plan. If every worker updates the weights itself, the update has the cost of
+    a dense downlink, and the weights stay on the worker. Raises ConfigurationError for a scheme that train refuses under this
+    topology, and for a profile of an earlier version of psnode, which contained no plans.
     """
     costs = profile.schemes[name]
     if not costs.plan:
@@ -65,14 +65,14 @@ def routed(profile: Profile, name: str, topology: str, workers: int) -> RoutedGr
 
 
 def on_routes(profile: Profile, costs: SchemeCosts, plan: Plan, topology: str, layout: Layout) -> RoutedGroups:
-    """Return the groups of `plan`, for which a scheme has the costs `costs`, on their routes in a job of `layout`."""
+    """Return the groups of `plan` on their routes in a job of `layout`. `costs`: the costs of these groups under a scheme."""
     if not Config(topology=topology).sends_weights:
         costs = _with_dense_weights(profile, costs, plan)
     return RoutedGroups(costs, plan, routes_of(layout, plan, topology), layout)
 
 
 def fits(profile: Profile, name: str, topology: str) -> bool:
-    """Return True unless train refuses a scheme of the profile under a topology."""
+    """Return True if train accepts the scheme `name` of the profile under a topology."""
     try:
         _refuse(profile.schemes[name], topology)
     except ConfigurationError:
@@ -81,9 +81,9 @@ def fits(profile: Profile, name: str, topology: str) -> bool:
 
 
 def possible(config: Config, topologies: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the topologies under which train accepts `config`, and the error lines for all others.
+    """Return the topologies under which train accepts `config`, and for each of the others the line of its error.
 
-    If there is only one topology and it is refused, ConfigurationError is raised.
+    Raises ConfigurationError if there is only one topology and it is refused.
     """
     found, refused = accepted(config, topologies, partial(refuse_other_roots, downlink=config.downlink or DENSE))
     if len(topologies) == 1 and refused:
@@ -100,9 +100,10 @@ def _refuse(costs: SchemeCosts, topology: str) -> None:
 
 
 def _with_dense_weights(profile: Profile, costs: SchemeCosts, plan: Plan) -> SchemeCosts:
-    """Return the costs with an uncoded update and uncoded weights. Their seconds per coordinate are those of the scheme dense.
+    """Return the costs with updates and weights that are not coded. Their seconds per coordinate are those of the scheme
+    dense.
 
-    If the profile does not contain dense, the seconds stay as they are.
+    If the profile does not contain dense, they are the scheme's own average seconds per coordinate.
     """
     plain = profile.schemes.get(DENSE, costs)
     seconds = {key: sum(getattr(group, key) for group in plain.groups) for key in ("apply", "update")}
@@ -116,7 +117,7 @@ def _with_dense_weights(profile: Profile, costs: SchemeCosts, plan: Plan) -> Sch
 
 
 def _grouping(costs: SchemeCosts) -> dict[str, Any]:
-    """Return the settings by which the plan was made. Settings that the profile does not contain have their usual values."""
+    """Return the settings by which the plan was made. Settings that the profile does not contain have their default values."""
     usual = grouping_of(Config())
     return {name: costs.grouping.get(name, value) for name, value in usual.items()}
 
@@ -129,5 +130,5 @@ def _tensors(profile: Profile, plan: Plan) -> list[Tensor]:
 
 
 def _codec(plan: Plan) -> str:
-    """Return the codec of a plan that was made by the rule, in which all coded segments have the same codec."""
+    """Return the codec of the coded segments of a plan. They all have the same codec, since the plan was made by the rule."""
     return next((segment.codec for segment in plan.segments if segment.codec != IDENTITY), IDENTITY)

@@ -1,4 +1,7 @@
-"""The step time of a job whose groups travel on routes, by the graph of all frames or, for very many frames, the folded graph."""
+"""The predicted step time of a job whose groups travel on routes.
+
+It comes from the graph of all frames or, if there are very many frames, from the folded graph.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ class TooLargeError(ConfigurationError):
 def routed_step(profile: Profile, groups: RoutedGroups, scenario: Scenario, topology: str) -> StepTime:
     """Return the step time of a job whose groups travel on the routes of `topology`.
 
-    Raises TooLargeError if there are too many frames.
+    Raises TooLargeError if there are too many frames for the graph of all frames, and the workers cannot be folded.
     """
     if is_small(groups):
         return job_step(profile, groups.costs, scenario, groups.routes)

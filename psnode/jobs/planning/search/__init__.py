@@ -1,1 +1,1 @@
-"""Search over plans: which tensors travel together, and with which codec."""
+"""Search for plans: which tensors travel together in a group, and with which codec."""

@@ -1,7 +1,7 @@
-"""Curves of codecs: seconds and bytes of a group as linear functions of its coordinates, fitted to measured groups.
+"""Curves of codecs: the seconds and bytes of a group as linear functions of its numbers of coordinates.
 
-The curves give the costs of groupings that were not measured. A fit is a least squares fit whose coefficients are not negative,
-since no part of a cost is negative.
+They are fitted to measured groups, and give the costs of groups that were not measured. A fit is a least squares fit whose
+coefficients are not negative, since no part of a cost is negative.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ Counts = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class CostLine:
-    """The terms of a group's cost: `fixed` for the group, `coded` for each coded coordinate, `plain` for each uncoded one."""
+    """The coefficients of a group's cost, which is a linear function of its numbers of coordinates.
+
+    The cost is `fixed`, plus `coded` for each coded coordinate, plus `plain` for each uncoded coordinate.
+    """
 
     fixed: float
     coded: float
@@ -33,16 +36,17 @@ class CostLine:
     @overload
     def at(self, coded: Counts, plain: Counts) -> Counts: ...
     def at(self, coded: float | Counts, plain: float | Counts) -> float | Counts:
-        """Return the cost of a group with these numbers of coordinates."""
+        """Return the cost of a group with `coded` coded and `plain` uncoded coordinates."""
         return self.fixed + self.coded * coded + self.plain * plain
 
 
 @dataclass(frozen=True)
 class CodecCurves:
-    """The costs of a group under a pair of codecs, one for each direction.
+    """The costs of a group under a pair of codecs, one for each direction. Each cost is a CostLine.
 
-    The lines stand for the fields of GroupCosts: `up` and `down` in bytes, the others in seconds of one core. `extra` and
-    `bookkeeping` are as in SchemeCosts, but for one group: its part of a worker's step, and the work for one frame.
+    The lines stand for the fields of GroupCosts: `up` and `down` in bytes, the others in seconds of one core. The lines
+    `extra` and `bookkeeping` stand for the fields of SchemeCosts, but for one group: its part of `extra`, and the work for
+    one frame.
     """
 
     up: CostLine
@@ -55,7 +59,7 @@ class CodecCurves:
     bookkeeping: CostLine
 
     def group(self, coded: int, plain: int, ready: float, needed: float) -> GroupCosts:
-        """Return the costs of a group with these numbers of coordinates and these times of its tensors, in seconds."""
+        """Return the costs of a group with these numbers of coordinates. `ready`, `needed`: in seconds, see GroupCosts."""
         return GroupCosts(
             round(self.up.at(coded, plain)), round(self.down.at(coded, plain)), self.encode.at(coded, plain),
             self.apply.at(coded, plain), self.decode.at(coded, plain), self.update.at(coded, plain), ready, needed, coded, plain,
@@ -73,7 +77,7 @@ _OF_STEPS: dict[str, Callable[[SchemeCosts], float]] = {
 
 
 def fitted_curves(measured: Sequence[SchemeCosts]) -> CodecCurves:
-    """Return the curves of a scheme that was measured with several groupings of one model.
+    """Return the curves of a scheme, fitted to its measurements with several groupings of one model.
 
     Raises ConfigurationError if all groupings have the same number of groups, because the fixed costs are then unknown. Also
     raises it if the groups do not state how many of their coordinates are coded.
@@ -94,10 +98,10 @@ def fitted_curves(measured: Sequence[SchemeCosts]) -> CodecCurves:
 
 
 def fitted_line(counts: Iterable[Sequence[float]], costs: Sequence[float]) -> CostLine:
-    """Return the line that fits `costs` best.
+    """Return the CostLine that fits `costs` best.
 
-    `counts`: for each cost the numbers of groups, coded coordinates and plain coordinates. The squared error of a cost is divided
-    by the cost, so that small groups matter next to large ones.
+    `counts`: for each cost, the numbers of groups, of coded and of plain coordinates that it is the cost of. The squared
+    error of a cost is divided by the cost, so that small groups matter next to large ones.
     """
     target = np.asarray(costs, float)
     weights = 1 / np.sqrt(np.maximum(target, target.max() * 1e-6)) if target.max() > 0 else np.ones_like(target)
@@ -105,9 +109,9 @@ def fitted_line(counts: Iterable[Sequence[float]], costs: Sequence[float]) -> Co
 
 
 def nonnegative_fit(matrix: Counts, target: Counts) -> list[float]:
-    """Return the x >= 0 with the least |matrix x - target|, for a few columns, by trying all sets of columns with x > 0.
+    """Return the vector x >= 0 that minimises |matrix x - target|. It tries all sets of columns, so these must be few.
 
-    Of equally good answers, the one with the fewest columns is returned.
+    Of equally good answers, the one that uses the fewest columns is returned.
     """
     columns = matrix.shape[1]
     scale = np.abs(matrix).max(axis=0)
@@ -127,9 +131,9 @@ def nonnegative_fit(matrix: Counts, target: Counts) -> list[float]:
 
 
 def mixed_curves(up: CodecCurves, down: CodecCurves) -> CodecCurves:
-    """Return the curves of a pair of codecs.
+    """Return the curves of a pair of codecs, taken from the curves `up` and `down` of two schemes.
 
-    Gradients cost as under `up`. Updates, and changes of weights, cost as under `down`.
+    Gradients have the costs of the scheme `up`. Updates and changes of weights have those of the scheme `down`.
     """
     taken = {name: getattr(down, name) for name in ("down", "apply", "update")}
     return CodecCurves(**{each.name: taken.get(each.name, getattr(up, each.name)) for each in fields(CodecCurves)})

@@ -1,4 +1,4 @@
-"""Groupings: the result of a search as plain data, the plan that it describes, and the costs of that plan."""
+"""Groupings of a model's tensors: the result of a search as plain data, the plan that it describes, and the plan's costs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from psnode.plans.rule import assembled, codec_in_plan
 
 @dataclass(frozen=True)
 class CodecCandidate:
-    """A way to code a group.
+    """A way to code a group, which a search may choose.
 
-    `flags`: a scheme with flags of train that codes in this way; `codec`: the full spec of its codec. `error`: |x - decoded x|^2
-    / |x|^2 of the coded coordinates x of a gradient. `lossy`: see SchemeCosts.
+    `flags`: a scheme with flags of train that codes in this way. `codec`: the full spec of its codec. `error`: |x - decoded
+    x|^2 / |x|^2, where x is the coded part of a gradient. `lossy`: see SchemeCosts.
     """
 
     flags: str
@@ -30,7 +30,10 @@ class CodecCandidate:
 
 @dataclass(frozen=True)
 class GroupChoice:
-    """A group: names of neighbouring tensors, the flags of its candidate, and the number of equal parts in which it is sent."""
+    """A group that a search has chosen.
+
+    It has the names of neighbouring tensors, the flags of its candidate, and the number of equal parts in which it is sent.
+    """
 
     names: tuple[str, ...]
     flags: str
@@ -39,10 +42,10 @@ class GroupChoice:
 
 @dataclass(frozen=True)
 class Grouping:
-    """Groups in the order in which their gradients finish.
+    """Groups that contain all tensors of a model, in the order in which their gradients finish.
 
-    `seconds`: the step time in the model that found the grouping. `error`: the sum over the tensors of the error of their codec,
-    weighted by the tensor's share of |gradient|^2.
+    `seconds`: the step time in the model that found the grouping. `error`: the sum over the tensors of the error of their
+    codec, weighted by the tensor's share of |gradient|^2.
     """
 
     groups: tuple[GroupChoice, ...]
@@ -63,9 +66,10 @@ class SmallTensorRules:
         return cls(config.min_compress_bytes, config.small_tensors == "coded")
 
     def codes(self, name: str, shape: tuple[int, ...], codec: str) -> bool:
-        """Return True if a plan codes a tensor for which `codec` is requested.
+        """Return True if a plan codes a tensor by `codec`, which is requested for it, and False if the tensor is sent
+        uncoded.
 
-        Raises ConfigurationError if the codec cannot code it.
+        Raises ConfigurationError if the codec cannot code the tensor.
         """
         tensor = Tensor(name, shape)
         found = codec_in_plan(tensor, codec, min_compress_bytes=self.min_compress_bytes, code_small=self.code_small)
@@ -82,10 +86,10 @@ def grouped_plan(
 ) -> Plan:
     """Return the plan with these groups. `codecs`: the spec of every candidate, by its flags.
 
-    Small tensors, and segments that coding would not make smaller, are sent uncoded. Segments are cut at multiples of PARTITION
-    coordinates, and have at most MAX_SEGMENT. `whole_tensors`: True if the optimizer needs whole tensors; a group then has one
-    part. A plan without a coded segment belongs to a scheme with a dense downlink, since any other scheme would code the changes
-    of weights.
+    Small tensors, and segments that coding would not make smaller, are sent uncoded. Segments are cut at multiples of
+    PARTITION coordinates, and have at most MAX_SEGMENT. `whole_tensors`: True if the optimizer needs whole tensors, so
+    that every group is sent in one part. A plan without a coded segment belongs to a scheme with a dense downlink, since
+    any other scheme would code the changes of weights.
 
     Raises ConfigurationError unless the groups contain every tensor once, in order, and name only candidates in `codecs`.
     """
@@ -111,10 +115,10 @@ def grouped_plan(
 def planned_costs(plan: Plan, tensors: Sequence[TensorTimes], candidates: Sequence[CodecCandidate]) -> SchemeCosts:
     """Return the costs of a plan by the candidates' curves, for psnode.jobs.planning.job_step. KeyError for unknown tensors.
 
-    All coded segments of a group have the codec of one candidate. A codec that is not a candidate's has the costs of the first
-    candidate. A group is ready when its last tensor is ready, and needed when its first tensor is needed. A group without a coded
-    coordinate is sent alike under all candidates: it has the costs of a candidate that codes nothing, if there is one.
-    `bookkeeping` is the mean over all frames.
+    All coded segments of a group have the codec of one candidate. If no candidate has this codec, the group has the costs of
+    the first candidate. A group is ready when its last tensor is ready, and needed when its first tensor is needed. A group
+    without a coded coordinate is sent in the same way under all candidates. It has the costs of a candidate that codes
+    nothing, if there is one. `bookkeeping` is the mean over all frames.
     """
     by_name, places = {tensor.name: tensor for tensor in tensors}, plan.slices()
     by_codec = {candidate.codec: candidate for candidate in reversed(candidates)}

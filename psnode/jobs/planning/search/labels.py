@@ -1,15 +1,16 @@
-"""Label-setting: the best cuts into groups, and the best codec of each group, in the model of step_clocks.
+"""Search for the best cuts into groups, and for the best codec of each group, by label-setting in the model of step_clocks.
 
-A label is the row of clocks after some groups. A label at a cut is dropped if another label at this cut is at least as early in
-every clock. Since every stage is monotone, the other label ends no later, whatever follows. So the answer is exact (Martins, "On
-a multicriteria shortest path problem", Eur. J. Oper. Res. 16, 1984), but the number of labels has no useful bound.
+A label is the row of clocks after some groups; a cut is the end of a group. A label at a cut is dropped if another label at
+this cut is at least as early in every clock. Since every stage is monotone, the other label ends no later, whatever groups
+follow. So the answer is exact (Martins, "On a multicriteria shortest path problem", Eur. J. Oper. Res. 16, 1984), but the
+number of labels has no useful bound.
 
-On a grid, a label is also dropped if another label is as early after all clocks are rounded down to multiples of a step g. This
-delays a clock by less than g at every cut. It delays the use of weights, which is the sum of two clocks, by less than 2 g. So if
-the best grouping has k groups, a grouping found with a grid is slower by less than 2 k g.
+On a grid, clocks are rounded down to multiples of a step g before labels are compared. Dropping a label may then delay a
+clock by less than g at every cut, and the use of weights, which is the sum of two clocks, by less than 2 g. So if the best
+grouping has k groups, a grouping found with a grid is slower by less than 2 k g.
 
-Labels that cannot end within SLACK of the quickest known grouping are dropped as well. A search with a grid begins with searches
-on coarser grids, which find quick groupings early.
+Labels that cannot end within SLACK of the quickest known grouping are dropped as well. A search with a grid begins with
+searches on coarser grids, which find quick groupings early.
 """
 
 from __future__ import annotations
@@ -53,10 +54,10 @@ _ROUNDING = 1e-9  # relative rounding error of sums that are compared with a lim
 
 
 class _Labels(NamedTuple):
-    """Labels at one cut. `clocks`: one row for each label. `origin`: one row of _CUT, _ROW, _CANDIDATE and _PARTS for each label.
+    """The labels at one cut. `clocks` and `origin` have one row for each label.
 
-    These are the cut before the last group, the row of the label at that cut, the number of the group's candidate, and the number
-    of the group's parts.
+    A row of `origin` has four numbers: the cut before the last group, the row of the label at that cut, the number of the
+    group's candidate, and the number of the group's parts.
     """
 
     clocks: Floats
@@ -75,21 +76,21 @@ def searched(
     least_node: int | None = None,
     parts: Sequence[int] = (1,),
 ) -> list[Grouping]:
-    """Return the `best` quickest groupings that the search ends with, quickest first; fewer if fewer remain.
+    """Return the `best` quickest groupings that the search has found, quickest first; fewer if it has found fewer.
 
-    The first grouping is the quickest of all that keep the `budget`; with a `grid` it is nearly the quickest, see above. The
-    others are the next quickest that the search found, and often differ little. A group without a coded tensor has a candidate
-    that codes nothing, if there is one.
+    The first grouping is the quickest of all whose error is within the `budget`; with a `grid` it is nearly the quickest
+    (see this module's docstring). The others are the next quickest that the search found, and often differ little. A group
+    without a coded tensor has a candidate that codes nothing, if there is one.
 
-    `budget`: the largest `error` of a grouping. The default is the error under the model's first candidate, which is the scheme's
-    own codec. `grid`: the step of the grid, relative to a lower bound of the training step and to the budget; 0: no grid. If the
-    error of a candidate exceeds the budget, labels are also compared by error, and the bound above refers to the best grouping
-    whose error is at least k grid steps below the budget. `least_node`: groups end only after tensors of at least this many
-    coordinates. By default they may end after every tensor if the model has few tensors, otherwise after tensors of at least
-    LEAST_NODE coordinates. `parts`: the numbers of equal parts in which a group may be sent; a part has at least LEAST_PART
-    coordinates.
+    `budget`: the largest `error` of a grouping. The default is the error under the model's first candidate, which is the
+    scheme's own codec. `grid`: the step of the grid, relative to a lower bound of the training step and to the budget; 0:
+    no grid. If the error of a candidate exceeds the budget, labels are also compared by error. The bound in this module's
+    docstring then refers to the best grouping whose error is at least k grid steps below the budget. `least_node`: groups
+    end only after tensors of at least this many coordinates. By default they may end after every tensor if the model has
+    few tensors, otherwise after tensors of at least LEAST_NODE coordinates. `parts`: the numbers of equal parts in which a
+    group may be sent; a part has at least LEAST_PART coordinates.
 
-    Raises ConfigurationError if no grouping keeps the budget.
+    Raises ConfigurationError if no grouping is within the budget.
     """
     if least_node is None:
         least_node = 0 if len(model.tensors) <= _FEW_TENSORS else LEAST_NODE
@@ -122,9 +123,9 @@ class _Search:
         self._labels: list[_Labels] = []
 
     def run(self, grid: float, best: int) -> None:
-        """Add the `best` groupings of a search to the known ones.
+        """Search on a grid, and add the `best` quickest groupings to the known ones. `grid`: the step of the grid.
 
-        Groupings slower than the quickest known one are not searched for.
+        The search drops groupings that are slower than the quickest known one, except for a small slack.
         """
         self._steps[:] = grid * self._least
         self._steps[WORK] *= self._model.scenario.cores * self._model.profile.host.crowded
@@ -150,7 +151,7 @@ class _Search:
             self.known = sorted([*self.known, found], key=lambda grouping: grouping.seconds)
 
     def _grouping(self, label: _Labels) -> Grouping:
-        """Return the grouping that a label at the last cut stands for."""
+        """Return the grouping that `label`, a label at the last cut, stands for."""
         stops, chosen, parts = list[int](), list[int](), list[int]()
         place = len(self._cuts) - 1
         while place > 0:
@@ -162,7 +163,10 @@ class _Search:
         return self._model.grouping(stops[::-1], chosen[::-1], parts[::-1])
 
     def _arriving(self, place: int, clocks: Floats, place_of: Places) -> Iterator[_Labels]:
-        """Yield all labels at a cut that may lead to an answer, for each candidate and each number of parts of the last group."""
+        """Yield the labels at the cut `place` that may lead to an answer.
+
+        They are yielded by the candidate and the number of parts of the group that ends at the cut.
+        """
         model, stop, owner = self._model, int(self._cuts[place]), place_of[:, 0]
         starts = self._cuts[:place]
         quickest = self.known[0].seconds if self.known else np.inf
@@ -183,13 +187,16 @@ class _Search:
             yield _Labels(found[kept], origin)
 
     def _codes(self, starts: Places, stop: int, candidate: int) -> npt.NDArray[np.bool_]:
-        """Return for each start True if a group under the candidate differs from a group under a candidate that codes nothing."""
+        """Return, for each start, True if a group from there to `stop` under the candidate must be tried.
+
+        It need not be tried if the candidate codes none of its tensors, and another candidate codes nothing anyway.
+        """
         if self._bare[candidate] or not self._bare.any():
             return np.ones(len(starts), bool)
         return self._model.coded(starts, stop, candidate) > 0
 
     def _guesses(self) -> Iterator[Grouping]:
-        """Yield groupings that keep the budget, have the same candidate for all groups, and have groups of about equal size."""
+        """Yield simple groupings within the budget: groups of about equal size, all with the same candidate."""
         model = self._model
         sizes = model.size(np.array([0]), int(self._cuts[-1])) - model.size(self._cuts, int(self._cuts[-1]))
         for count in range(1, min(_FIRST_GUESSES, len(self._cuts) - 1) + 1):
@@ -205,10 +212,10 @@ class _Search:
                     yield found
 
     def _cells(self, clocks: Floats, stop: int) -> Floats:
-        """Return the compared clocks, in cells of the grid.
+        """Return the clocks by which labels are compared, in cells of the grid.
 
-        A clock earlier than the earliest moment at which the next group can need it is set to that moment, which changes no
-        result.
+        If a clock is earlier than the earliest moment at which the next group can need it, it is set to this moment. This
+        changes no result.
         """
         found = clocks.copy()
         found[:, CODER] = np.maximum(found[:, CODER], self._model.tensors[stop].ready)
@@ -222,7 +229,10 @@ class _Search:
 
 
 class _Bounds:
-    """Lower bounds of the step that a label can lead to, from the slopes of the curves over all remaining tensors."""
+    """Lower bounds of the duration of a step, for all groupings that begin with the groups of a label.
+
+    They come from the slopes of the curves over all remaining tensors.
+    """
 
     def __init__(self, model: StepClocks) -> None:
         self._model = model
@@ -240,7 +250,7 @@ class _Bounds:
         self._tail = profile.forward - min(float(least.needed[-1]), profile.forward)
 
     def seconds(self, labels: Floats, stop: int) -> Floats:
-        """Return the bounds for labels after the tensors before `stop`."""
+        """Return the lower bounds in seconds for `labels`, whose groups end before tensor number `stop`."""
         after = {clock: labels[:, clock] + rest[stop] for clock, rest in self._rest.items()}
         half = self._model.scenario.round_trip / 2
         coded = np.maximum(after[CODER], self._last_ready) + self._forward
@@ -250,12 +260,12 @@ class _Bounds:
 
 
 def _left(values: Floats) -> Floats:
-    """Return the sums from every place to the end, and 0 for the end itself."""
+    """Return, for every position, the sum of the values from there to the end, and then 0 for the end itself."""
     return np.append(np.cumsum(values[::-1])[::-1], 0.0)
 
 
 def undominated(rows: Floats) -> Places:
-    """Return the places of the undominated rows, in no special order.
+    """Return the indices of the undominated rows, in no special order.
 
     A row is dominated if another row is less or equal in every column. Of equal rows, only the first is returned.
     """

@@ -1,7 +1,7 @@
 """Candidates of a search, measured on this host: the scheme's own codecs, and codecs that may replace them in a group.
 
-In a plan for one scheme, every coded segment has the scheme's feedback and downlink. So a group may be sent uncoded, by `dense`,
-or in bf16 with the scheme's feedback and downlink.
+In a plan for one scheme, every coded segment has the scheme's feedback and downlink. So besides the scheme's own codecs there
+are two candidates: `dense`, which sends a group uncoded, and bf16 with the scheme's feedback and downlink.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _OF_CODING = (*SETTINGS, "small_tensors", "min_compress_bytes")
 
 
 def codec_pairs(flags: str, config: Config) -> dict[str, Config]:
-    """Return the settings of every candidate by its flags. The scheme's own candidate, `flags`, is the first.
+    """Return the settings of every candidate by its flags. The scheme's own candidate, with the flags `flags`, is the first.
 
-    It is the only one if the groups must all have the scheme's codec: under a majority vote, under clipping by the median, and
-    for a scheme without loss.
+    It is the only candidate if all groups must have the scheme's codec: under a majority vote, under clipping by the median,
+    and for a scheme without loss.
     """
     scheme = resolve(config)
     found = {flags: config}
@@ -70,11 +70,11 @@ def coding_error(config: Config) -> float:
 def measure_candidates(
     config: Config, pairs: Mapping[str, Config], tell: Callable[[str], None] = lambda line: None, *, ranks: int = 1
 ) -> tuple[Profile, tuple[CodecCandidate, ...]]:
-    """Return the profile of the model that `config` trains, and the candidates of `pairs`, by flags, with their curves.
+    """Return the profile of the model that `config` trains, and the candidates with their curves.
 
-    Every candidate is measured with three groupings: by layer, by size with large groups, and the whole model in one group. The
-    profile has the costs of each candidate with the groups of `config`. Raises ConfigurationError as
-    psnode.jobs.planning.profiling.measure does, and for a model of one layer.
+    `pairs`: the settings of every candidate, by its flags. Every candidate is measured with three groupings: by layer, by
+    size with large groups, and the whole model in one group. The profile has the costs of each candidate with the grouping of
+    `config`. Raises ConfigurationError as psnode.jobs.planning.profiling.measure does, and for a model of one layer.
     """
     asked = {
         f"{flags} --group-by {by}": replace(each, group_by=by, group_bytes=each.group_bytes if by == "bytes" else 0)

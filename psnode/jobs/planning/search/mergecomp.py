@@ -5,14 +5,15 @@ Z. Wang et al., "MergeComp: A compression scheduler for scalable communication-e
 
     F = A + sum of h(x_i) + sum of g(x_i) - the time in which communication is hidden,
 
-where A is the time of the passes, and the linear functions h and g are the times of compression and communication. Compression
-delays the backward pass. Communication runs in parallel to both, one group after another. In this module, h is all work on a
-group, on a worker and on the master, and g is the time of P frames to the master and P frames from it.
+where A is the time of the passes, h(x) is the time to compress x coordinates, and g(x) is the time to communicate them.
+Both are linear functions. Compression delays the backward pass. Communication runs in parallel to both, one group after
+another. In this module, h is the time of all work on a group, on a worker and on the master. For P workers, g is the time
+of P frames to the master and P frames from it.
 
-If the first of two groups grows, it is sent later, and the second group takes less time: F is the maximum of a rising and a
-falling function of the cut. So the cut of two groups is found by bisection. With y groups, the last cut is found by bisection for
-every choice of the other cuts. With N tensors this takes a number of steps that grows as N^(y - 2) log N. The paper tries y = 2,
-3, ... until another group gains little.
+If the first of two groups grows, it is sent later, and the second group takes less time. So F is the maximum of a rising
+and a falling function of the cut between them, and the best cut is found by bisection. With y groups, the last cut is
+found by bisection for every choice of the other cuts. For N tensors this takes a number of steps that grows as N^(y - 2)
+log N. The paper tries y = 2, 3, ... until another group gains little.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ _MOST = 3  # maximum number of groups that are tried
 
 
 def merged_step(clocks: StepClocks, stops: Sequence[int], candidate: int = 0) -> float:
-    """Return F in seconds for groups that end before the tensors with the numbers `stops`, all coded by one candidate."""
+    """Return F, the paper's step time, in seconds, if all groups are coded by one candidate.
+
+    `stops`: for each group, the number of the tensor before which it ends.
+    """
     computed = sent = ready = 0.0
     start, workers = 0, clocks.scenario.workers
     for stop in stops:
@@ -44,11 +48,11 @@ def merged_step(clocks: StepClocks, stops: Sequence[int], candidate: int = 0) ->
 
 
 def merged(clocks: StepClocks, groups: int, candidate: int = 0, *, exhaustive: bool = False, least_node: int = 0) -> Grouping:
-    """Return MergeComp's schedule of `groups` groups under one candidate.
+    """Return MergeComp's schedule of `groups` groups, all coded by one candidate.
 
     The `seconds` of the result come from the model of `clocks`; they are not F. `exhaustive`: True to compare all cuts.
-    `least_node`: groups end only after tensors of at least this many coordinates. Raises ConfigurationError if there are fewer
-    such tensors than groups.
+    `least_node`: groups end only after tensors of at least this many coordinates. Raises ConfigurationError if there are
+    fewer such tensors than groups.
     """
     ends = joined_small(clocks.tensors, least_node)
     if not 1 <= groups <= len(ends):
@@ -73,7 +77,10 @@ def merged(clocks: StepClocks, groups: int, candidate: int = 0, *, exhaustive: b
 
 
 def merged_while_it_gains(clocks: StepClocks, candidate: int = 0, *, most: int = _MOST, least_node: int = 0) -> Grouping:
-    """Return the schedule with as many groups as lower F by the fraction GAIN each, at most `most`."""
+    """Return MergeComp's schedule with the number of groups that pays, at most `most`.
+
+    Groups are added one by one as long as another group lowers F by at least the fraction GAIN.
+    """
     found = merged(clocks, 1, candidate, least_node=least_node)
     for groups in range(2, min(most, len(joined_small(clocks.tensors, least_node))) + 1):
         more = merged(clocks, groups, candidate, least_node=least_node)
@@ -88,7 +95,7 @@ def _step_of(clocks: StepClocks, grouping: Grouping, candidate: int) -> float:
 
 
 def lowest(count: int, price: Callable[[int], float]) -> int:
-    """Return the place in range(count) with the lowest price, by bisection. Prices must first fall and then rise."""
+    """Return the number in range(count) with the lowest price, by bisection. Prices must first fall and then rise."""
     low, high = 0, count - 1
     while low < high:
         middle = (low + high) // 2

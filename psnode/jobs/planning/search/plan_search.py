@@ -22,7 +22,10 @@ from psnode.plans.prediction import Prediction
 
 @dataclass(frozen=True)
 class PlanSearch:
-    """A search among groupings for the scheme `name`, in a run with the settings `config`, with measured `candidates`."""
+    """A search among groupings for the scheme `name`, in a run with the settings `config`.
+
+    `candidates`: the measured candidates, with which groups may be coded.
+    """
 
     name: str
     config: Config
@@ -32,7 +35,10 @@ class PlanSearch:
     def measured(
         cls, name: str, config: Config, tell: Callable[[str], None] = lambda line: None, *, ranks: int = 1
     ) -> tuple[PlanSearch, Profile]:
-        """Measure the candidates; see psnode.jobs.planning.search.measured_candidates.measure_candidates."""
+        """Measure the candidates, and return the search and the profile of the model.
+
+        See psnode.jobs.planning.search.measured_candidates.measure_candidates.
+        """
         profile, candidates = measure_candidates(config, codec_pairs(name, config), tell, ranks=ranks)
         return cls(name, config, candidates), profile
 
@@ -41,7 +47,7 @@ class PlanSearch:
         return Ways(profile, self.candidates, scenario, self.config)
 
     def file(self, ways: Ways, way: Way, workers: int, source: str) -> PlanFile:
-        """Return the plan file of a way. `source`: the origin of the prediction, as text for people.
+        """Return the plan file of a way to group the tensors. `source`: a text for people on the origin of the prediction.
 
         If no group is coded, the scheme becomes dense, since any other scheme would code the changes of the weights. Raises
         ConfigurationError if dense would change the training, because its learning rate or momentum differs.

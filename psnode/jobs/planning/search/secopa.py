@@ -1,4 +1,4 @@
-"""SeCoPa's decisions: for each gradient separately, whether it is coded, and in how many parts it is sent.
+"""SeCoPa's decision for each gradient: whether it is coded, and in how many parts it is sent.
 
 Y. Bai et al., "Gradient compression supercharged high-performance data parallel DNN training" (HiPress), SOSP 2021. For a
 gradient of m bytes, the paper assumes that the steps of its exchange follow each other, adds up their times, and compares the
@@ -7,14 +7,16 @@ sums:
     uncoded              alpha send(m)
     coded in K parts     alpha send(r m / K) + beta encode(m / K) + gamma decode(r m / K),
 
-with the numbers of steps alpha, beta and gamma, which depend on K and on the method of exchange. In the paper the parts go to
-several aggregators. In psnode all parts go to one master: they share its link and its lanes. So for P workers and l lanes,
+where r is the ratio of coded to uncoded bytes. The numbers of steps alpha, beta and gamma depend on K and on the method of
+exchange. In the paper the parts go to several aggregators. In psnode all parts go to one master: they share its link and its
+lanes. So for P workers and l lanes, the rule is
 
     coded in K parts     K [P (frame in + frame out) + encode + apply] + ceil(K / l) [P decode + update],   all of one part,
 
 where the seconds are those of one part. An uncoded gradient is one part that consists only of frames. In reality, steps of
-different parts and gradients overlap, so this rule codes too seldom if the link is the bottleneck. With `overlapped`, the stages
-of the K parts run in parallel: the exchange takes the time of the longest stage plus 1 / K of the times of the other stages.
+different parts and gradients overlap, so this rule codes too seldom if the link is the bottleneck. With `overlapped`, the
+stages of the K parts run in parallel: the exchange takes the time of the longest stage plus 1 / K of the times of the other
+stages.
 """
 
 from __future__ import annotations
@@ -34,7 +36,11 @@ MOST_PARTS = 8
 
 
 class ExchangeTimes(NamedTuple):
-    """Seconds of a gradient's exchange by stage: a worker's coder, the link in, the lanes, the link out, and a worker's apply."""
+    """Seconds of the five stages of a gradient's exchange.
+
+    The stages are a worker's coder, the link to the master, the master's lanes, the link back, and the application on a
+    worker.
+    """
 
     coder: float
     inward: float
@@ -43,13 +49,16 @@ class ExchangeTimes(NamedTuple):
     apply: float
 
     def seconds(self, parts: int, *, overlapped: bool) -> float:
-        """Return the time of the exchange: the sum of its stages, or, with `overlapped`, of parallel stages of `parts` parts."""
+        """Return the time of the exchange: the sum of its stages.
+
+        With `overlapped`, return the shorter time of stages that work on `parts` parts in parallel.
+        """
         longest = max(self)
         return longest + (sum(self) - longest) / parts if overlapped else sum(self)
 
 
 def exchange_times(clocks: StepClocks, candidate: CodecCandidate, coded: float, plain: float, parts: int = 1) -> ExchangeTimes:
-    """Return the times of the exchange of a gradient in `parts` equal parts.
+    """Return the times of the stages of a gradient's exchange in `parts` equal parts.
 
     `coded`, `plain`: the numbers of coordinates in the whole gradient. If `coded` is 0, only frames take time.
     """
@@ -64,10 +73,11 @@ def exchange_times(clocks: StepClocks, candidate: CodecCandidate, coded: float, 
 
 
 def secopa(clocks: StepClocks, *, overlapped: bool = False, most: int = MOST_PARTS) -> tuple[GroupChoice, ...]:
-    """Return one group for every tensor of `clocks`, either coded by the first candidate or uncoded.
+    """Return SeCoPa's groups: one for every tensor of `clocks`, either coded by the first candidate or uncoded.
 
-    `most`: the maximum number of parts that is tried; a part has at least PARTITION coordinates. Raises ConfigurationError if no
-    candidate sends gradients uncoded.
+    `overlapped`: True if the stages of an exchange work on different parts in parallel. `most`: the maximum number of
+    parts that is tried; a part has at least PARTITION coordinates. Raises ConfigurationError if no candidate sends
+    gradients uncoded.
     """
     bare = next((candidate for candidate in clocks.candidates if candidate.codec == IDENTITY), None)
     if bare is None:

@@ -1,4 +1,4 @@
-"""The model of a step for the search among groupings: every group passes five stages in order, each with its own clock.
+"""A model of a step for the search among groupings: every group passes five stages in order, each with its own clock.
 
 All clocks count seconds from the beginning of the backward pass. For a group of a job with P workers and l lanes:
 
@@ -11,17 +11,19 @@ All clocks count seconds from the beginning of the backward pass. For a group of
     outward starts when the group is done and the link is free; takes P frames
     home    half a round trip later, the group can be applied when the next forward pass uses it
 
-The forward pass begins when the backward pass has ended and all groups are coded. It waits for each group at its first use. If
-the groups are first used in the reverse order of their gradients, the step ends at
+The forward pass begins when the backward pass has ended and all groups are coded. It waits for each group at its first use.
+If the groups are first used in the reverse order of their gradients, the step ends at
 
     max over groups k of  home_k + (applications of k and of groups ready before it) + forward - needed_k,
 
-For any other order an upper bound is taken, so that the modelled forward pass is never too short: a group that is not used before
-all groups that are ready earlier adds its application to the terms of these groups as well. The `extra` of a group counts as
-application. A group may travel in several equal parts. Each part then passes the stages by itself.
+where home_k is the last clock of group k, forward is the duration of the forward pass, and needed_k is the time in it at
+which group k is first used. For any other order an upper bound is taken, so that the modelled forward pass is never too
+short: a group that is not used before all groups that are ready earlier adds its application to the terms of these groups as
+well. The `extra` of a group counts as application. A group may travel in several equal parts. Each part then passes the
+stages by itself.
 
-Every stage consists of sums and maxima of clocks, so a later clock never makes a step shorter. If ranks share the cores of one
-machine, a step also takes at least the sum of all work divided by the number of cores.
+Every stage consists of sums and maxima of clocks, so a later clock never makes a step shorter. If ranks share the cores of
+one machine, a step also takes at least the sum of all work divided by the number of cores.
 """
 
 from __future__ import annotations
@@ -44,14 +46,20 @@ _MANY_GROUPS = 1 << 20  # more than any plan has, so that only the cores limit t
 
 
 class FrameTimes(NamedTuple):
-    """Seconds of a frame at the master in one direction: a byte on the wire, a message and a byte in the MPI thread."""
+    """Seconds that a frame takes at the master, in one direction.
+
+    `byte_on_wire`: for each byte on the link. `message`, `byte_in_thread`: for the frame and for each of its bytes in the
+    thread that calls MPI.
+    """
 
     byte_on_wire: float
     message: float
     byte_in_thread: float
 
     def at(self, nbytes: Floats, bookkeeping: Floats | float = 0.0) -> Floats:
-        """Return the seconds of frames with these numbers of bytes: the longest of wire, thread and bookkeeping."""
+        """Return the seconds of frames of `nbytes` bytes: the longest of the times on the wire, in the MPI thread and for
+        bookkeeping.
+        """
         slowest = np.maximum(nbytes * self.byte_on_wire, self.message + nbytes * self.byte_in_thread)
         found: Floats = np.maximum(slowest, bookkeeping)
         return found
@@ -59,10 +67,11 @@ class FrameTimes(NamedTuple):
 
 @dataclass(frozen=True)
 class GroupTimes:
-    """Seconds that groups take in every stage, as arrays with one entry for each group.
+    """Seconds of groups in every stage, as arrays with one entry for each group.
 
-    `frame_in`, `frame_out`: of one frame. `ready`, `needed`: as in GroupCosts. `reversed`: True if the group is used before all
-    groups that are ready earlier. `work`: core seconds of all ranks. `error`: the group's part of the error of the grouping.
+    `frame_in`, `frame_out`: for one frame. `ready`, `needed`: as in GroupCosts. `reversed`: True if the group is used before
+    all groups that are ready earlier. `work`: core seconds of all ranks. `error`: the group's part of the error of the
+    grouping.
     """
 
     encode: Floats
@@ -78,14 +87,14 @@ class GroupTimes:
     error: Floats
 
     def of(self, places: npt.NDArray[np.int64]) -> GroupTimes:
-        """Return the times of the groups at `places`."""
+        """Return the times of the groups with the indices `places`."""
         return GroupTimes(*(getattr(self, each.name)[places] for each in fields(self)))
 
 
 class StepClocks:
-    """The step model of tensors, which are in the order in which their gradients finish.
+    """The model of a step for the tensors of `profile`, in the order in which their gradients finish.
 
-    `shares`: each tensor's share of |gradient|^2; the default is its share of the coordinates. Raises ConfigurationError if the
+    `shares`: each tensor's share of |gradient|^2; by default its share of the coordinates. Raises ConfigurationError if the
     codec of a candidate cannot code a tensor.
     """
 
@@ -128,7 +137,8 @@ class StepClocks:
     def times(self, starts: npt.NDArray[np.int64], stop: int, candidate: int, parts: int = 1) -> GroupTimes:
         """Return the times of groups of the tensors [start, stop) under one candidate, for every start.
 
-        `parts`: if more than 1, the times are those of one of this many equal parts.
+        `parts`: the number of equal parts in which the groups are sent. If it is more than 1, the times are those of one
+        part.
         """
         chosen, workers = self.candidates[candidate], self.scenario.workers
         curves, coded = chosen.curves, self.coded(starts, stop, candidate) / parts
@@ -148,15 +158,19 @@ class StepClocks:
         )  # fmt: skip
 
     def frames(self, candidate: CodecCandidate, coded: float, plain: float) -> tuple[float, float]:
-        """Return the seconds of a frame with these coordinates at the master: to the master, and from the master."""
+        """Return the seconds that a frame to the master, and a frame from it, take at the master.
+
+        The frames are those of a group with `coded` coded and `plain` uncoded coordinates.
+        """
         curves = candidate.curves
         up, down, kept = (np.array([line.at(coded, plain)]) for line in (curves.up, curves.down, curves.bookkeeping))
         return float(self._inward.at(up, kept)[0]), float(self._outward.at(down)[0])
 
     def extend(self, labels: Floats, group: GroupTimes, parts: int = 1) -> Floats:
-        """Return the clocks after a group, for every label. A label is a row of clocks, by CLOCKS, after the groups before it.
+        """Return the labels that follow from `labels` when one more group has passed the stages.
 
-        `parts`: the group consists of this many parts, each with the times `group`.
+        A label is a row of clocks, in the order of CLOCKS. `group`: the times of the group, or of each of its parts if
+        `parts` is more than 1.
         """
         for _ in range(parts):
             labels = self._extend(labels, group)
@@ -181,26 +195,30 @@ class StepClocks:
         return found
 
     def seconds(self, labels: Floats) -> Floats:
-        """Return the seconds of the step for labels after the last group."""
+        """Return the seconds of the step for labels that contain all groups."""
         passes = np.maximum(labels[:, CODER], self.profile.backward) + self.profile.forward + labels[:, APPLIED]
         found: Floats = np.maximum(np.maximum(passes, labels[:, HOME]), self.shared_work(labels[:, WORK]))
         return found
 
     def shared_work(self, work: Floats) -> Floats:
-        """Return the minimum seconds of a step on shared cores, for the work on groups; 0 if ranks do not share cores."""
+        """Return the least seconds of a step on shared cores. `work`: the core seconds of all work on groups.
+
+        The result is 0 if ranks do not share cores.
+        """
         if not self.scenario.shared:
             return np.zeros_like(work)
         found: Floats = (self.scenario.workers * self.profile.passes + work) / (self.scenario.cores * self.profile.host.crowded)
         return found
 
     def start(self) -> Floats:
-        """Return the label before the first group, as the only row."""
+        """Return the label before the first group, as an array of one row."""
         return np.zeros((1, len(CLOCKS)))
 
     def along(self, stops: Sequence[int], chosen: Sequence[int], parts: Sequence[int] | None = None) -> Floats:
-        """Return the label after groups that end before the tensors `stops`. `chosen`: the number of each group's candidate.
+        """Return the label after the given groups, as an array of one row.
 
-        `parts`: the number of parts of each group; None: every group has one part.
+        `stops`: for each group, the number of the tensor before which it ends. `chosen`: the number of each group's
+        candidate. `parts`: the number of parts of each group; None: every group has one part.
         """
         label, start = self.start(), 0
         for stop, candidate, count in zip(stops, chosen, parts or [1] * len(stops), strict=True):
@@ -209,7 +227,9 @@ class StepClocks:
         return label
 
     def grouping(self, stops: Sequence[int], chosen: Sequence[int], parts: Sequence[int] | None = None) -> Grouping:
-        """Return the groups that `along` describes, with their seconds and their error in this model."""
+        """Return the grouping with the given groups, and with its seconds and error in this model. For the arguments see
+        `along`.
+        """
         label, found, start = self.along(stops, chosen, parts), [], 0
         for stop, candidate, count in zip(stops, chosen, parts or [1] * len(stops), strict=True):
             names = tuple(tensor.name for tensor in self.tensors[start:stop])
@@ -219,13 +239,16 @@ class StepClocks:
 
     @property
     def reversed_from(self) -> npt.NDArray[np.bool_]:
-        """For every tensor, and the end: True if it and all later tensors are used before all that are ready earlier."""
+        """For every tensor: True if it and every later tensor are used before all tensors whose gradients are ready earlier.
+
+        One more entry, which is True, stands for the end.
+        """
         own = np.append(self._needed <= self._earlier[:-1], True)
         found: npt.NDArray[np.bool_] = np.logical_and.accumulate(own[::-1])[::-1]
         return found
 
     def least(self) -> GroupTimes:
-        """Return lower bounds of the times of each tensor. They are valid for a part of any group, and under any candidate."""
+        """Return lower bounds of the times of each tensor. They hold for a part of any group, under any candidate."""
         count = len(self.tensors)
         one, zero = np.zeros(count), np.zeros(count)
         sizes, coded = np.diff(self._sizes), np.diff(self._coded, axis=1)
@@ -245,17 +268,17 @@ class StepClocks:
 
 
 def joined_small(tensors: Sequence[TensorTimes], least: int) -> list[int]:
-    """Return the places at which groups may end: after each tensor of at least `least` coordinates.
+    """Return the numbers of tensors after which a group may end, in ascending order.
 
-    So small tensors join the next large tensor; those at the end join the last large tensor. A place is the number of tensors
-    before it. The last place is the number of all tensors.
+    A group may end after each tensor of at least `least` coordinates. So small tensors join the next large tensor, and those
+    at the end join the last large tensor. The last number is that of all tensors.
     """
     ends = [place + 1 for place, tensor in enumerate(tensors) if tensor.nbytes // 4 >= least]
     return [*ends[:-1], len(tensors)]
 
 
 def _sums(values: Floats) -> Floats:
-    """Return the sums of the values before every place, along the last axis."""
+    """Return, for every position on the last axis and for its end, the sum of the values before it."""
     zeros = np.zeros((*values.shape[:-1], 1))
     return np.concatenate([zeros, np.cumsum(values, axis=-1)], axis=-1)
 

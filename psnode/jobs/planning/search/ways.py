@@ -1,4 +1,4 @@
-"""Ways to group a model's tensors, each with costs and plan: by the rule, by searches, and by the methods of two papers."""
+"""Ways to group a model's tensors, each with its costs and plan: by the rule, by searches, and by the methods of two papers."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ OWN, MIXED, IN_PARTS = "searched, own codec", "searched, all codecs", "searched,
 class Way:
     """A way to group the tensors: its `name`, its `costs`, and its simulated `step`.
 
-    `groups`: None for the way of the rule. `modelled`: the seconds of a step in the model of the search; None for ways that this
-    model cannot express.
+    `groups`: its groups; None for the way of the rule (psnode.plans.rule). `modelled`: the seconds of a step in the model of
+    the search; None for ways that this model cannot express.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Way:
     modelled: float | None = None
 
     def codecs(self, profile: Profile, scheme: str) -> str:
-        """Return the shares of the codecs in all coordinates, as text. `scheme`: the name to show for the rule's codec."""
+        """Return a text with each codec's share of all coordinates. `scheme`: the name to show for the codec of the rule."""
         named = {flags.partition(" --feedback")[0]: share for flags, share in self.shares(profile).items()}
         return ", ".join(f"{100 * share:.0f} % {flags}" for flags, share in named.items()) or f"100 % {scheme}"
 
@@ -59,7 +59,7 @@ class Way:
         return sum(group.up for group in self.costs.groups)
 
     def shares(self, profile: Profile) -> Mapping[str, float]:
-        """Return the candidates' shares of all coordinates, by the flags of the candidate; empty for the rule."""
+        """Return each candidate's share of all coordinates, by the candidate's flags; empty for the way of the rule."""
         sizes = {tensor.name: tensor.nbytes / profile.nbytes for tensor in profile.tensors}
         found: dict[str, float] = {}
         for group in self.groups or ():
@@ -68,9 +68,9 @@ class Way:
 
 
 class Ways:
-    """Ways to group the tensors of `profile` under `config`, on the hosts of a scenario.
+    """The ways to group the tensors of `profile` under the settings `config`, on the hosts of a scenario.
 
-    The first candidate is the scheme's own.
+    `candidates`: the ways to code a group; the first one is the scheme's own.
     """
 
     def __init__(self, profile: Profile, candidates: Sequence[CodecCandidate], scenario: Scenario, config: Config) -> None:
@@ -80,23 +80,29 @@ class Ways:
         self._all = StepClocks(profile, candidates, scenario, self._rules)
 
     def spans(self, way: Way) -> tuple[PredictedSpan, ...]:
-        """Return the work in the predicted step of a way."""
+        """Return the spans of the work in the predicted step of a way."""
         return step_spans(self._profile, way.costs, self._scenario)
 
     def rule(self) -> Way:
-        """Return the way of the rule, psnode.plans.rule."""
+        """Return the way in which the rule, psnode.plans.rule, groups the tensors."""
         costs = planned_costs(self._by_rule(), self._profile.tensors, self._candidates)
         return Way(RULE, None, costs, job_step(self._profile, costs, self._scenario))
 
     def mergecomp(self, groups: int = 0) -> Way | None:
-        """Return MergeComp's way with `groups` groups; 0: as many groups as pay. None if there are fewer tensors than groups."""
+        """Return MergeComp's way with `groups` groups, or with the number of groups that pays if `groups` is 0.
+
+        Returns None if there are fewer tensors than groups.
+        """
         if groups > len(joined_small(self._profile.tensors, 0)):
             return None
         found = merged(self._own, groups) if groups else merged_while_it_gains(self._own)
         return self._way({0: MERGECOMP, 1: ONE, 2: TWO, 3: THREE}[groups], found.groups, found.seconds)
 
     def secopa(self, *, overlapped: bool = False) -> Way | None:
-        """Return SeCoPa's way, with the sum of stages or overlapped stages; None if the scheme's codec has no alternative."""
+        """Return SeCoPa's way. None if the scheme's codec has no alternative.
+
+        `overlapped`: True to let the stages of an exchange overlap, as psnode.jobs.planning.search.secopa explains.
+        """
         if len(self._candidates) < 2:
             return None
         return self._way(SIDES if overlapped else SECOPA, secopa(self._all, overlapped=overlapped))
@@ -108,7 +114,11 @@ class Ways:
         return self._way(EACH, found.groups, found.seconds)
 
     def searched(self) -> Iterator[Way]:
-        """Yield the best ways of searches with increasing freedom: the scheme's own codec, all codecs, groups in parts."""
+        """Yield the best way of three searches with increasing freedom.
+
+        The first search uses only the scheme's own codec, the second one all codecs, and the third one also sends groups in
+        parts.
+        """
         met = list[Way]()
         for name, clocks, parts in ((OWN, self._own, (1,)), (MIXED, self._all, (1,)), (IN_PARTS, self._all, _PARTS)):
             if self._config.whole_tensors and parts != (1,):
@@ -118,7 +128,7 @@ class Ways:
             yield Way(name, best.groups, best.costs, best.step, best.modelled)
 
     def compared(self) -> list[Way]:
-        """Return the ways for a table, the quickest first. The rule precedes all ways that are not quicker than the rule."""
+        """Return the ways for a table, the quickest first. Of equally quick ways, the way of the rule comes first."""
         found = [self.rule(), *self.searched(), self.mergecomp(), self.mergecomp(2), self.secopa(), self.secopa(overlapped=True)]
         return sorted((way for way in found if way is not None), key=lambda way: way.step.seconds)
 
