@@ -1,4 +1,4 @@
-"""The commands of `psnode bench`, one for every part of psnode that can be measured. Modules are imported when used."""
+"""The commands of `psnode bench`, one for each part of psnode that can be measured. They import their modules when they run."""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ _MATRIX = (1024, 1024)
 def everything() -> dict[str, Any]:
     """Return the lists `codecs` and `schemes`, in types that JSON has.
 
-    `max_bits` of a codec is its maximum number of bits per coordinate for a 1024 x 1024 matrix, header included. `rows` is True
-    if the codec has a formula with its default parameters.
+    `max_bits` of a codec is its maximum number of bits per coordinate for a 1024 x 1024 matrix, header included. `rows` is
+    True if the codec has a formula, from which its kernels are generated, at its default parameters.
     """
     return {
         "codecs": [_describe(get_codec(name)) for name in available()],
@@ -52,7 +52,7 @@ def _describe(codec: Codec) -> dict[str, Any]:
 
 
 def show() -> None:
-    """Print both tables, 80 columns wide or as wide as the terminal."""
+    """Print the tables of codecs and schemes, as wide as the terminal, or 80 columns wide if there is no terminal."""
     found = everything()
     codecs = _table("codec", "bits", "traits", "what it does")
     for entry in found["codecs"]:
@@ -66,9 +66,10 @@ def show() -> None:
 
 
 def explain(name: str) -> None:
-    """Print everything about the codec, feedback rule or scheme called `name`. A codec may also be FILE:NAME, which is executed.
+    """Print everything about the codec, feedback rule or scheme called `name`.
 
-    A FILE without a NAME is executed too, and its codecs are listed. Raises ConfigurationError for an unknown name.
+    A `name` of the form FILE:NAME is a codec in a file, and a FILE without a NAME lists the codecs in the file. In both cases
+    the file is executed. Raises ConfigurationError for an unknown name.
     """
     if name.endswith(".py"):
         _list_file(name)
@@ -91,7 +92,7 @@ def explain(name: str) -> None:
 
 
 def _list_file(name: str) -> None:
-    """Print a line for each codec that a file defines: the spec to type, and a summary."""
+    """Print a line for each codec that the file `name` defines: its spec, as users type it, and a summary."""
     from psnode.codecs.registry import codecs_in
 
     found = codecs_in(Path(name).expanduser().absolute())
@@ -106,7 +107,8 @@ def _list_file(name: str) -> None:
 
 
 def show_source(spec: str, target: str) -> None:
-    """Print the source generated from the formula of a codec, given by its spec or FILE:NAME.
+    """Print the source text that is generated from the formula of a codec. `spec`: the codec's spec. `target`: "cuda" or
+    "numba".
 
     Raises ConfigurationError if the codec has no formula, or only hand-written kernels for `target`.
     """
@@ -177,9 +179,10 @@ def _explain_scheme(scheme: Scheme) -> None:
 
 
 def _short(summary: str) -> str:
-    """Return the part of a codec's summary that states its use.
+    """Return the part of a codec's summary that describes its purpose.
 
-    The summary is the first line of the docstring of the codec's module, without the codec's name, up to the first full stop.
+    A summary is the first line of the docstring of the codec's module. The part begins after the codec's name and ends at the
+    first full stop.
     """
     return (summary.partition(": ")[2] or summary).partition(". ")[0].rstrip(".")
 

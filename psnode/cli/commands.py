@@ -1,4 +1,4 @@
-"""The command line, which builds a configuration, passes it on, and turns errors into one line and an exit code.
+"""The command line: it builds a configuration, passes it to the jobs, and turns an error into one line and an exit code.
 
 The flags of `train` come from the table in psnode.config. Each command imports slow modules only when it needs them.
 """
@@ -50,10 +50,10 @@ PARTS = {
 
 
 class _Train(click.Command):
-    """A command whose help lists its options part by part."""
+    """A command whose help lists its options in several parts, each with its own title."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse like click, and attribute errors to this command, even under `psnode launch`."""
+        """Parse arguments as click does. Errors name this command, even if it is parsed within `psnode launch`."""
         with augment_usage_errors(ctx):
             return super().parse_args(ctx, args)
 
@@ -85,7 +85,7 @@ def _write(formatter: click.HelpFormatter, title: str, rows: list[tuple[str, str
     help="Show the version, and a digest of the source, which differs between commits, and exit.",
 )  # fmt: skip
 def app() -> None:
-    """The group of all commands."""
+    """The click group of all psnode commands."""
 
 
 def _version(context: click.Context, asked: bool) -> None:
@@ -296,16 +296,18 @@ def codecs(name: str | None, as_json: bool, source: str | None) -> int:
 
 
 def _speaks() -> bool:
-    """Return True if this process is rank 0 of its job.
+    """Return True if this process may print an error before MPI starts: if it is rank 0, or no rank of a job.
 
-    Before MPI starts, all ranks see the same error, and only rank 0 should print it.
+    All ranks find the same error, and only rank 0 should print it.
     """
     here = place()
     return here is None or here.rank == MASTER
 
 
 def main(arguments: Sequence[str] | None = None, command: click.Command | None = None, name: str = "psnode") -> int:
-    """Run a command line of psnode, or of another `command` called `name`, and return the exit code."""
+    """Run a command line of psnode, or of another `command`, and return the exit code. `name`: the program's name in
+    messages.
+    """
     here = place()
     try:
         with shown(here.rank if here is not None else 0), streams.installed():
@@ -335,9 +337,10 @@ def _run(arguments: Sequence[str] | None, command: click.Command, name: str) -> 
 
 
 def _fail(message: str, code: int) -> int:
-    """Print the error and return the exit code.
+    """Print the error `message`, and return the exit code `code`.
 
-    Before MPI starts, all ranks find the same error. Rank 0 prints it, and the exit of rank 0 ends the other ranks.
+    Before MPI starts, all ranks find the same error. Ranks other than 0 wait before they print it, so that rank 0 prints it
+    first; the exit of rank 0 then ends the others.
     """
     from psnode.protocol.messages import plain
 

@@ -1,4 +1,4 @@
-"""Shell completion of values: data sets, schemes, codecs, and the parameters and stages of a codec as it is typed.
+"""Shell completion of values: data sets, schemes and codecs, and in a codec's spec also parameters and stages.
 
 Examples of a line and its completions:
 
@@ -41,13 +41,13 @@ complete -o nosort -F %(complete_func)s %(prog_name)s
 
 
 class Bash(BashComplete):
-    """Completion for bash of words that contain : and =."""
+    """Completion in bash for words that contain : and =."""
 
     source_template = _BASH
     _known = 0  # number of characters of the value that bash counts as an earlier word
 
     def get_completion_args(self) -> tuple[list[str], str]:
-        """Return the words before the word that is being typed, and this word itself."""
+        """Return the words before the word that is being typed, and the part of this word that has been typed."""
         if "COMP_LINE" not in os.environ:  # called by the original script of Click
             return super().get_completion_args()
         line = os.environ["COMP_LINE"]
@@ -59,19 +59,22 @@ class Bash(BashComplete):
         return words[1:], last
 
     def format_completion(self, item: CompletionItem) -> str:
-        """Return the part of the value that replaces the word as bash delimits it."""
+        """Return a completion in the form that bash expects.
+
+        Bash splits words at : and =, so it gets only the part after the last of these characters.
+        """
         return f"{item.type},{item.value[self._known :]}"
 
 
 def _listed(names: Callable[[], Iterable[str]]) -> Complete:
-    """Return the completion of a value that is one of `names`."""
+    """Return a function that completes a value which must be one of `names`."""
     return lambda context, parameter, text: _beginning(text, "", names())
 
 
 def _spelled(names: Callable[[], Iterable[str]], codec_of: Callable[[str], str]) -> Complete:
-    """Return the completion of the spec of a codec.
+    """Return a function that completes the spec of a codec.
 
-    `names` returns the names with which the value may begin. `codec_of` returns the codec's spec for such a name.
+    `names` returns the names with which the spec may begin. `codec_of` returns the codec's spec for such a name.
     """
 
     def complete(context: click.Context, parameter: click.Parameter, text: str) -> list[CompletionItem]:
@@ -92,9 +95,10 @@ def _beginning(text: str, before: str, names: Iterable[str]) -> list[CompletionI
 
 
 def _settings(spec: str, typed: str, before: str) -> list[CompletionItem]:
-    """Return completions for parameters of the first codec of `spec`, or for the value of the parameter being typed.
+    """Return completions for the parameters of a codec, or for the value of the parameter that is being typed.
 
-    `typed`: the parameters that have been typed so far. `before`: the text before these parameters.
+    The codec is the first stage of `spec`. `typed`: the parameters that have been typed so far. `before`: the text before
+    them.
     """
     from psnode.codecs import table
 
@@ -118,7 +122,7 @@ def _values(kind: Any) -> Iterable[str]:
 
 
 def _following(spec: str) -> list[str]:
-    """Return the stages that may follow `spec`."""
+    """Return the names of the codecs that may follow `spec` as another stage."""
     from psnode.codecs import available, table
     from psnode.codecs.registry import known_codec
     from psnode.errors import CodecSpecError

@@ -1,4 +1,4 @@
-"""The option --debug, which shows the traceback of psnode's own errors. Without the option they are reported in one line."""
+"""The option --debug, which shows the traceback of psnode's own errors. Without it, such errors are reported in one line."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _R = TypeVar("_R")
 
 @contextlib.contextmanager
 def traced(debug: bool) -> Iterator[None]:
-    """Print the traceback of psnode's own errors inside the context if `debug`.
+    """Print the traceback of an error of psnode that leaves the context, if `debug` is True.
 
-    The traceback of any other exception is always printed.
+    The traceback of any other exception is printed elsewhere, in all cases.
     """
     try:
         yield
@@ -30,7 +30,7 @@ def traced(debug: bool) -> Iterator[None]:
 
 
 def debuggable(command: Callable[..., _R]) -> Callable[..., _R]:
-    """Return `command` with the option --debug, which prints the traceback of its errors."""
+    """Return `command` with the option --debug, which shows the traceback of an error."""
 
     @click.option("--debug/--no-debug", default=False, help="Show the traceback of an error.")
     @functools.wraps(command)

@@ -82,9 +82,9 @@ _LARGER = f"docker run --shm-size 1g (docs/containers.md), or mount -o remount,s
 
 @dataclass(frozen=True)
 class Finding:
-    """A line of the report.
+    """A line of the report: the result of one check.
 
-    `state` is "optional" if the missing part is not needed for training.
+    `state` is "ok", "missing", or "optional" if the missing part is not needed for training.
     """
 
     what: str
@@ -184,10 +184,10 @@ def _cache() -> Finding:
 
 
 def _codecs(*, is_kept: bool) -> Finding:
-    """Try the codecs.
+    """Try codecs, and return the finding.
 
-    `is_kept`: True if compiled kernels are cached. If they are not, only a few codecs are tried, since their kernels would be
-    compiled only for this trial.
+    `is_kept`: True if compiled kernels are cached. If they are not, only the codecs of the default scheme are tried, because
+    kernels would be compiled only for this check.
     """
     found = probe([sys.executable, "-c", doctor_codecs.program(every=is_kept)], seconds=doctor_codecs.SECONDS)
     good, detail, remedy = doctor_codecs.verdict(found)
@@ -202,7 +202,7 @@ def _cores() -> Finding:
 
 
 def _shared_memory(found: SharedMemory | None) -> Finding:
-    """Check that shared memory suffices for the master and one rank per core."""
+    """Return the finding on shared memory. It must suffice for a master and one rank per core."""
     if found is None:
         return Finding("shared memory", "ok", f"no {PLACE}: Open MPI uses another directory")
     ranks = usable_cores() + 1
@@ -267,7 +267,7 @@ def _torch() -> Iterator[Finding]:
 
 
 def _torchvision(found: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield a finding if torchvision cannot be imported. `found`: the output of the program _TORCH."""
+    """Yield a finding if torchvision is installed but cannot be imported. `found`: the output of the program _TORCH."""
     try:
         version = metadata.version("torchvision")
     except metadata.PackageNotFoundError:  # reported with the other packages
@@ -282,7 +282,10 @@ def _torchvision(found: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _device_kernels(found: Mapping[str, Any]) -> Finding:
-    """Return the finding on the check of all codecs that have a formula, on all CUDA devices (psnode.codecs.device.checks)."""
+    """Return the finding on codecs that have a formula, from their check on all CUDA devices (psnode.codecs.device.checks).
+
+    `found`: the result of the check.
+    """
     if "error" in found:
         return Finding("codecs on the GPU", "optional", found["error"], installing("gpu"))
     if found["problems"]:
@@ -326,9 +329,9 @@ def _show(findings: list[Finding]) -> None:
 
 
 def _verdict(findings: Sequence[Finding]) -> str:
-    """Return the last line of the report: if a run can work on this machine, and the names of the findings to mend, in order.
+    """Return the last line of the report. It states if a run can work on this machine, and names the findings to mend.
 
-    The findings are in the order of the checks: mending an earlier finding may also mend a later one.
+    The findings are in the order of the checks, because mending one may also mend later ones.
     """
     missing = [finding.what for finding in findings if finding.state == "missing"]
     if missing:

@@ -1,7 +1,7 @@
-"""The trial of codecs in `psnode doctor`: the codecs of all schemes, for both directions, encode, decode and add an array.
+"""The check of codecs in `psnode doctor`: each codec encodes, decodes and adds an array.
 
-The codecs of the default scheme come first and are always tried. The other codecs are tried only as long as time is left:
-compiling their kernels may take minutes, and the codecs in use can be judged without them.
+These are the codecs of all schemes, for both directions. Those of the default scheme come first and are always tried. The
+others are tried only as long as time is left, because compiling their kernels may take minutes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _CLOSE = 1e-5  # tolerance for rounding of float32, relative to the largest valu
 
 
 def program(*, every: bool) -> str:
-    """Return the program text for `python -c`.
+    """Return the text of a program for `python -c` that tries codecs.
 
     `every`: True to try all schemes as long as time is left; False to try only the default scheme.
     """
@@ -25,9 +25,9 @@ def program(*, every: bool) -> str:
 
 
 def main(budget: float) -> None:
-    """Print a line of JSON before each codec is tried, and one at the end.
+    """Try the codecs. Print a line of JSON before each of them, and one at the end.
 
-    So if a codec ends the process, the last line names that codec. `budget`: seconds after which no further scheme is tried.
+    If a codec ends the process, the last line names this codec. `budget`: seconds after which no further scheme is tried.
     """
     from psnode.config.names import DENSE
     from psnode.config.plain_json import to_json
@@ -53,7 +53,7 @@ def main(budget: float) -> None:
 
 
 def fault_of(spec: str) -> str:
-    """Return the fault of the codec with this spec in one line; empty if there is no fault."""
+    """Return a line that describes the fault of the codec with this spec; empty if it has none."""
     try:
         return _fault(spec)
     except Exception as error:  # a broken installation may raise anything
@@ -61,9 +61,10 @@ def fault_of(spec: str) -> str:
 
 
 def _fault(spec: str) -> str:
-    """Return the fault that a codec shows when it encodes, decodes and adds an array; empty if there is no fault.
+    """Return a description of the fault that a codec shows when it encodes, decodes and adds an array; empty if it shows
+    none.
 
-    The decoded values and the residual must sum to the array, and the decoded values must point in the array's direction.
+    The decoded values plus the residual must equal the array, and the decoded values must point in the array's direction.
     """
     import numpy as np
 
@@ -89,9 +90,9 @@ def _fault(spec: str) -> str:
 
 
 def verdict(found: Mapping[str, Any]) -> tuple[bool, str, str]:
-    """Return the result of a trial: True if no codec has a fault, a detail, and a remedy.
+    """Return the result of the check: True if no codec has a fault, a line with details, and a remedy.
 
-    `found`: the last line that `main` printed, with "error" if the process failed.
+    `found`: the last line that `main` printed, with the entry "error" if the process failed.
     """
     faults = dict(found.get("faults", {}))
     if now := found.get("now", ""):

@@ -1,4 +1,4 @@
-"""The command `psnode doctor --hosts`: a table of hosts, and a line for each problem."""
+"""The command `psnode doctor --hosts`, which prints a table of hosts and a line for each problem."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def examine(hostfile: Path, deadline: float, data_dir: Path | None, *, topology: str | None = None, as_json: bool) -> int:
     """Query every host in a hostfile and print the answers. Returns 1 if a problem would stop a job, otherwise 0.
 
-    `topology`: the job's setting, if its workers may have to reach each other.
+    `topology`: the job's setting. If workers send to each other under it, the links between their hosts are measured too.
     """
     from psnode.exchange.routes.topologies import is_plain
     from psnode.jobs.hosts.hostfile import hosts_of
@@ -62,7 +62,9 @@ def _show(own: Mapping[str, Any], answers: Sequence[Answer], found: Sequence[Pro
 
 
 def _verdict(hosts: int, found: Sequence[Problem]) -> str:
-    """Return the last line: whether a job can work on the hosts, and, if it cannot, the host to mend first."""
+    """Return the last line of the output. It states if a job can work on the hosts and, if it cannot, which host to mend
+    first.
+    """
     stopping = list(dict.fromkeys(problem.host for problem in found if problem.stops))
     if stopping:
         then = f"; then look at {', '.join(stopping[1:])}" if stopping[1:] else ""
@@ -77,7 +79,7 @@ def _software(facts: Mapping[str, Any]) -> list[str]:
 
 
 def _ways(answer: Answer) -> tuple[str, str]:
-    """Return the round trip, and the rates in Mbit/s to the master's host and back, as text."""
+    """Return two texts on the links to the master's host: the round trip, and the rates in Mbit/s to that host and back."""
     if "mbit" not in answer.up or "mbit" not in answer.down:
         return ("no", "no") if answer.up else ("", "")
     return f"{answer.up['milliseconds']:.2g} ms", f"{answer.up['mbit']:.0f} / {answer.down['mbit']:.0f}"

@@ -1,4 +1,4 @@
-"""Option names of other programs, each with the name of psnode's option or with another answer."""
+"""Names of options in other programs, each with psnode's name of the same option, or with another answer."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ FOREIGN: Mapping[str, str] = MappingProxyType({name: answer for names, answer in
 
 
 def answer(option: str) -> str:
-    """Return text such as `: here it is --lr` for an option of another program; empty for an unknown option."""
+    """Return an answer for an option that other programs have, such as `: here it is --lr`; empty for an unknown option."""
     found = FOREIGN.get(option.lower().replace("_", "-"))
     if found is None:
         return ""

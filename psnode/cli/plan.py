@@ -174,7 +174,7 @@ def _refuse_together(groups: str | None, profile: Path | None, *, as_json: bool,
 
 
 def _topologies(text: str | None) -> tuple[str, ...]:
-    """Return the topologies that the option names; an empty tuple if `text` is None.
+    """Return the topologies that the value `text` of --topology names; an empty tuple if `text` is None.
 
     Raises ConfigurationError for an unknown topology.
     """
@@ -188,19 +188,25 @@ def _topologies(text: str | None) -> tuple[str, ...]:
 
 
 def _scenario(given: Mapping[str, Any], cores: int) -> Scenario:
-    """Return the scenario of one worker on links that cost no time. `cores`: the cores of a host if --cores is not given."""
+    """Return a scenario with one worker, on links that cost no time, from the options `given`.
+
+    `cores`: the cores of a host if --cores is not given.
+    """
     from psnode.jobs.planning.scenario import Scenario
 
     return Scenario(1, None, given["round_trip"] / 1e3, given["cores"] or cores, given["one_machine"], 1e3 * given["burst"])
 
 
 def _chosen(name: str) -> bool:
-    """Return True if the value of an option is not its default."""
+    """Return True if the user has given the option `name`."""
     return click.get_current_context().get_parameter_source(name) is not ParameterSource.DEFAULT
 
 
 def _refitted(path: Path, profile: Path | None, speeds: Mapping[str, float | None], given: Mapping[str, Any]) -> ProfileRefit:
-    """Return a profile, loaded or measured with the configuration of the run in `path`, refitted to the figures of that run."""
+    """Return a profile that is refitted to the figures of the run in `path`.
+
+    `profile`: a file with the profile; None to measure one with the configuration of the run.
+    """
     from psnode.jobs.planning.profile import Profile
     from psnode.jobs.planning.refitting.finished_run import FinishedRun
     from psnode.jobs.planning.refitting.profile_refit import refit
@@ -219,7 +225,7 @@ def _refitted(path: Path, profile: Path | None, speeds: Mapping[str, float | Non
 
 
 class _Asked(NamedTuple):
-    """The measurements, and the options on which the answer for a rate depends."""
+    """The measurements and options that determine the answer for each rate."""
 
     profile: Profile
     search: PlanSearch | None
@@ -234,17 +240,17 @@ class _Asked(NamedTuple):
 
     @property
     def saves(self) -> bool:
-        """True if a plan is saved or drawn."""
+        """True if a plan, or a picture of its step, is to be saved."""
         return self.save_plan is not None or self.plot is not None
 
     def show(self, *lines: str) -> None:
-        """Print lines, unless the answer is JSON."""
+        """Print lines of text, unless the answer is to be JSON."""
         if self.shows:
             click.echo("\n".join(lines))
 
 
 def _at_rate(asked: _Asked, rate: str, scenario: Scenario) -> dict[str, Any]:
-    """Show the predictions for a rate, save the plan if requested, and return all results in types that JSON has."""
+    """Print the predictions for a rate, save the plan if requested, and return all results in types that JSON has."""
     from psnode.jobs.planning.chosen_plan import chosen, plan_file
     from psnode.jobs.planning.forecast import forecasts, judge, left_out, sentences, topology_sentences
     from psnode.jobs.planning.forecast_tables import chains, table
@@ -267,7 +273,7 @@ def _at_rate(asked: _Asked, rate: str, scenario: Scenario) -> dict[str, Any]:
 
 
 def _draw(asked: _Asked, file: str, row: Forecast, workers: int) -> None:
-    """Print the routes of a forecast's groups, or draw them into a file."""
+    """Print the routes of the groups of the forecast `row`, or draw them into an SVG file."""
     from psnode.jobs.planning.routing.route_lines import route_lines
     from psnode.jobs.planning.routing.routed_groups import routed
     from psnode.report.route_picture import save_routes
@@ -305,7 +311,7 @@ def _of_groups(
 
 
 def _save(found: PlanFile, asked: _Asked, name: str) -> None:
-    """Save a plan and a picture of its predicted step, each only if requested."""
+    """Save a plan, and a picture of its predicted step, if the options ask for them."""
     from psnode.report.step_picture import save_svg
 
     if asked.save_plan is not None:
@@ -319,9 +325,10 @@ def _save(found: PlanFile, asked: _Asked, name: str) -> None:
 def _measured(
     groups: str | None, schemes: Sequence[str], options: Sequence[str], topologies: Sequence[str], ranks: int
 ) -> tuple[PlanSearch | None, Profile, Sequence[str]]:
-    """Measure the training of OPTIONS: its groups if `groups` is given, otherwise its scheme and other schemes.
+    """Measure the training that OPTIONS describe, and return the search, the profile and the topologies to predict.
 
-    Also returns the topologies to predict: `topologies`, or the topology of OPTIONS if `topologies` is empty.
+    If `groups` is given, the groups of the training's scheme are measured for a search. Otherwise its scheme and other
+    schemes are measured, and there is no search. If `topologies` is empty, the topology of OPTIONS takes its place.
     """
     from psnode.bench.hardware import hardware
     from psnode.exchange.routes.refusals import require_central
@@ -355,7 +362,7 @@ def _measured(
 
 
 def _measured_as(run: FinishedRun, schemes: Sequence[str]) -> Profile:
-    """Measure the model and the scheme of a run on this host, together with other schemes."""
+    """Return a profile, measured on this host, of the model of a run under the scheme of the run and other schemes."""
     from psnode.bench.hardware import hardware
     from psnode.jobs.planning.compared import compared
     from psnode.jobs.planning.profiling import measure

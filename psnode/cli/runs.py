@@ -1,4 +1,4 @@
-"""The commands `psnode runs` and `psnode report`, which show run directories on the terminal and as a page."""
+"""The commands `psnode runs` and `psnode report`. They show run directories on the terminal, and as a page."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _tell(problem: str) -> None:
 
 
 def _ordered(found: list[Run], sort: str, reverse: bool) -> list[Run]:
-    """Return the runs sorted by a quantity. Runs without this quantity come last."""
+    """Return the runs sorted by the quantity `sort`. Runs without this quantity come last."""
     key, most = _ORDERS[sort]
     known = [run for run in found if key(run) is not None]
     known.sort(key=lambda run: str(key(run)) if sort in ("name", "scheme") else key(run), reverse=most != reverse)
@@ -138,7 +138,10 @@ def _facts(run: Run) -> dict[str, Any]:
 
 
 def _show(found: Sequence[Run]) -> None:
-    """Print a table, 80 characters wide or as wide as the terminal. Long names are shortened in the middle."""
+    """Print a table of runs, as wide as the terminal, or 80 columns wide if there is no terminal.
+
+    Long names are shortened in the middle.
+    """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -188,9 +191,9 @@ def _least(head: str, longest: int) -> int:
 
 
 def _cells(run: Run, *, by_loss: bool, with_topology: bool) -> list[object]:
-    """Return the figures of a run for the table, including its topology if `with_topology`.
+    """Return the figures of a run for its row of the table. They include the topology if `with_topology` is True.
 
-    If `by_loss`, the lowest evaluation loss takes the place of the best accuracy.
+    If `by_loss` is True, the lowest loss of the evaluations takes the place of the best accuracy.
     """
     loss, ratio = run.last("loss"), run.ratio
     top1 = None if run.best is None else f"{100 * run.best:.2f}"

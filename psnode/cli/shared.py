@@ -15,10 +15,10 @@ _FILE = click.Path(path_type=Path)
 
 
 class FiniteRange(click.FloatRange):
-    """A range of numbers, without infinity and NaN."""
+    """A click type for finite numbers in a range."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the number. Fails as click does."""
+        """Return the number that `value` states. For an invalid value it fails with click's error for the parameter."""
         found = super().convert(value, param, ctx)
         return found if math.isfinite(found) else self.fail(f"{value} is not a finite number.", param, ctx)
 
@@ -53,7 +53,7 @@ seed = click.option(
 
 
 def configure(file: Path | None, **flags: Any) -> Config:
-    """Return the configuration from flags, environment and file.
+    """Return the configuration that flags, environment and the configuration `file` define.
 
     Raises ConfigurationError for settings that are known to be invalid before the job starts.
     """

@@ -28,7 +28,7 @@ _MOST_EVENTS = 20  # maximum number of printed events
 
 
 def _with_rules(command: Callable[..., int]) -> Callable[..., int]:
-    """Return `command` with the options of train in `_RULES`."""
+    """Return `command` with those options of train that also apply to a simulated job (`_RULES`)."""
     for name in reversed(_RULES):
         option = click_option(settings()[name], settings()[name].rules.help)
         command.__dict__.setdefault("__click_params__", []).append(option)
@@ -134,7 +134,7 @@ def _facts(job: SimulatedJob) -> dict[str, Any]:
 
 
 def _staleness(version: int, added: Sequence[Sequence[Any]]) -> dict[int, int]:
-    """Return for each rank the greatest staleness of its gradients in a version."""
+    """Return, for each rank, the greatest staleness of its gradients that were added to the version `version`."""
     found: dict[int, int] = {}
     for gradient in (gradient for group in added for gradient in group):
         found[gradient.rank] = max(found.get(gradient.rank, 0), version - 1 - gradient.based)

@@ -38,9 +38,9 @@ _FLAGS = {"name": "--job-name", "extra": "--sbatch"}
 
 
 def exportable(function: Callable[..., int]) -> Callable[..., int]:
-    """Return `function` with the option --export and the options of a batch script.
+    """Return `function`, a command, with the option --export and the options of a batch script.
 
-    `function` gets the options of the script as `batch`, which is None without --export.
+    `function` gets the options of the script as `batch`, which is None if --export is not given.
     """
     names = ["workers_per_node", "master", "name", "partition", "account", "time", "gres", "cpus_per_rank", "starter", "extra"]
 
@@ -59,9 +59,10 @@ def exportable(function: Callable[..., int]) -> Callable[..., int]:
 
 
 def show(batch: dict[str, Any], workers: int, command: Sequence[str], config: Config | None, options: dict[str, Any]) -> int:
-    """Print the batch script for a `command` of psnode. `config`: the configuration of a training; None for any other command.
+    """Print the batch script for the psnode command `command`, and return the exit code.
 
-    Raises ConfigurationError if the command is no training, has no --train-dir, or has options that do not apply.
+    `config`: the configuration of the training; None if the command is no training. Raises ConfigurationError if the command
+    is no training, has no --train-dir, or has options that do not apply.
     """
     from psnode.jobs.slurm import BatchJob, batch_script
 

@@ -103,7 +103,7 @@ def tune(vary: Sequence[str], command: tuple[str, ...], trials: int, as_json: bo
 
 
 class _Maker:
-    """Factory of trials from the words after `--`."""
+    """A factory that makes trials from the words after `--` on the command line."""
 
     def __init__(self, command: Sequence[str], output: Path, steps: int) -> None:
         root = click.get_current_context().find_root()
@@ -124,7 +124,10 @@ class _Maker:
             raise ConfigurationError("each trial is a job: add --local P, or write -- launch -n P -- train ...")
 
     def check(self, varied: Sequence[Varied]) -> None:
-        """Raise ConfigurationError if train would refuse a setting of every trial, or one of the listed values."""
+        """Raise ConfigurationError if train would refuse a trial, or if a varied name has no meaning.
+
+        Every combination of the listed values is checked, with the low end of each range.
+        """
         unused = {one.name for one in varied if one.name not in settings()}
         for trial in self._of_lists(varied):
             unused -= trial.values.keys()
@@ -132,9 +135,9 @@ class _Maker:
             raise ConfigurationError(f"--vary {min(unused)}: no setting has that name, and no parameter of the trials' codecs")
 
     def note(self, varied: Sequence[Varied]) -> str:
-        """Return a line about a trial whose own codec leaves the downlink dense; empty if there is no such trial.
+        """Return a notice about a trial that codes only the uplink because it has a codec of its own; empty if there is none.
 
-        Each trial writes its output to its own log, where the notice of `psnode train` would not be seen.
+        `psnode train` prints such a notice too, but the output of a trial goes to its own log, where it would not be seen.
         """
         from psnode.codecs.registry import brief, known_codec, load_codec
 
@@ -146,7 +149,7 @@ class _Maker:
         return ""
 
     def _of_lists(self, varied: Sequence[Varied]) -> Iterator[Trial]:
-        """Yield a trial for every combination of the listed values, with the low end of each range."""
+        """Yield a trial for every combination of the listed values. Each range stands with its low end."""
         from psnode.jobs.tuning.space import grid
 
         low = {one.name: f"{one.low:g}" if not one.whole else f"{int(one.low)}" for one in varied if one.is_range}
@@ -154,7 +157,7 @@ class _Maker:
             yield self.make({**values, **low})
 
     def make(self, values: dict[str, str]) -> Trial:
-        """Return the trial of `values`, leaving out parameters that its codec does not have."""
+        """Return the trial with the varied `values`. Parameters that the trial's codec does not have are left out."""
         from psnode.config.schedules import SHAPED
         from psnode.jobs.tuning.space import flags, parameters_of
         from psnode.jobs.tuning.trial import Trial
@@ -166,6 +169,6 @@ class _Maker:
         return Trial(kept, self._command, tuple(options), self._output, planned)
 
     def _config(self, options: Sequence[str]) -> Config:
-        """Return the settings of a trial. Raises ConfigurationError for a setting that train would refuse."""
+        """Return the settings of a trial with these options. Raises ConfigurationError for a setting that train would refuse."""
         words = [*options] or [*self._options]
         return configure(**self._train.make_context("psnode train", words).params)

@@ -1,4 +1,4 @@
-"""Messages about errors in the command line: unknown options and commands, missing values."""
+"""Messages about errors in the command line, such as unknown options, unknown commands and missing values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from psnode.config.declaration import nearest
 
 
 def in_words(error: click.UsageError, app: click.Command, arguments: Sequence[str]) -> str:
-    """Return one line that describes the error in the command line `arguments` of `app` and names the help of the command."""
+    """Return one line that describes the error in a command line and names the help of the command.
+
+    `app`: the program's top command. `arguments`: the words of the command line.
+    """
     path = error.ctx.command_path if error.ctx else _path(app, arguments)
     if isinstance(error, click.exceptions.NoSuchOption) and error.ctx:
         flags = [flag for parameter in error.ctx.command.params for flag in (*parameter.opts, *parameter.secondary_opts)]
@@ -30,7 +33,7 @@ def in_words(error: click.UsageError, app: click.Command, arguments: Sequence[st
 
 
 def _path(command: click.Command, arguments: Sequence[str]) -> str:
-    """Return the words in `arguments` that name the command and its subcommands."""
+    """Return the name of the program and the words in `arguments` that name its command and subcommands."""
     path = ["psnode"]
     for word in arguments:
         found = command.commands.get(word) if isinstance(command, click.Group) else None

@@ -1,4 +1,4 @@
-"""A progress line on the terminal while a trial trains, since the trial's own output goes to a file."""
+"""A progress line on the terminal for a trial that trains, because the trial's own output goes to a file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TAIL = 1 << 16  # bytes read from the end of the records, enough for a line
 
 @contextmanager
 def watching(trial: Trial, steps: int, which: str) -> Iterator[None]:
-    """Show the progress of `trial` towards `steps` inside the context, on standard error if that is a terminal."""
+    """Show the progress of `trial` towards step `steps` inside the context, if standard error is a terminal."""
     from rich.console import Console
     from rich.markup import escape
     from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -49,7 +49,7 @@ def watching(trial: Trial, steps: int, which: str) -> Iterator[None]:
 
 
 def last_record(path: Path) -> dict[str, Any]:
-    """Return the last complete record in a file to which another process appends; {} if there is no record yet."""
+    """Return the last complete record in a file to which another process appends records; {} if there is none yet."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))

@@ -1,4 +1,4 @@
-"""The commands of `psnode bench` that measure only codecs."""
+"""The commands of `psnode bench` that measure codecs without training."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from psnode.errors import ConfigurationError
 
 
 def _codecs(text: str) -> Callable[[Any], Any]:
-    """Return the repeatable option --codec with the help `text`. The file in a spec is loaded, and removed from the spec."""
+    """Return the repeatable option --codec with the help `text`.
+
+    If a spec names a file, the file is loaded, and its name is removed from the spec.
+    """
 
     def loaded(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
         from psnode.codecs.registry import load_codec
@@ -26,7 +29,7 @@ def _codecs(text: str) -> Callable[[Any], Any]:
 
 
 def _on_device(device: str, options: dict[str, Any]) -> int:
-    """Measure codecs on a CUDA device, like `bench gpu`.
+    """Measure codecs on the CUDA device `device`, as `bench gpu` does, and return the exit code.
 
     Raises ConfigurationError for any other device, and for options that do not apply.
     """
