@@ -1,1 +1,1 @@
-"""Display of the records of finished and running jobs: `psnode report` and `psnode runs`."""
+"""Display of the records of jobs, finished or not: `psnode report` and `psnode runs`."""

@@ -1,4 +1,7 @@
-"""Line charts as SVG of fixed size: axes with round numbers, one line per run, and a band if a point stands for many steps."""
+"""Line charts as SVG of a fixed size.
+
+A chart has axes with round numbers, one line per run, and a band around a line whose points each stand for many steps.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,10 @@ _LOG_FROM = 30.0  # the axis is logarithmic if the ratio of the largest to the s
 
 
 class Line(NamedTuple):
-    """The points of a run, `x` and `y`, and the band around `y` from `low` to `high`.
+    """The line of a run in a chart: its points (`x`, `y`), and the band around them from `low` to `high`.
 
-    `colour` is the number of the run. If `marked` is True, every point is drawn as a mark.
+    `label`: the name of the line. `colour`: the number that selects the colour. If `marked` is True, every point is drawn as
+    a mark.
     """
 
     label: str
@@ -37,7 +41,10 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Scale:
-    """Map from the values `low` to `high` to the pixels `start` to `stop`."""
+    """A map from values between `low` and `high` to pixels between `start` and `stop`.
+
+    If `log` is True, the logarithms of the values are mapped.
+    """
 
     low: float
     high: float
@@ -46,13 +53,13 @@ class Scale:
     log: bool = False
 
     def at(self, value: float) -> float:
-        """Return the pixel of a value, clamped to the ends of the scale."""
+        """Return the pixel of a value. A value outside the scale gets the pixel of the nearest end."""
         low, high, here = (math.log10(each) if self.log else each for each in (self.low, self.high, max(value, self.low)))
         share = min(1.0, (here - low) / (high - low))
         return self.start + share * (self.stop - self.start)
 
     def ticks(self, most: int) -> list[float]:
-        """Return about `most` round values along the scale.
+        """Return about `most` round values along the scale, at which numbers are written.
 
         On a linear scale they are multiples of 1, 2 or 5 times a power of ten. On a logarithmic scale they are powers of ten,
         with multiples in between if there are few powers.
@@ -80,11 +87,11 @@ def _round_step(least: float) -> float:
 
 
 def scale_of(values: Iterable[float], start: float, stop: float, *, zero: bool = False, by_end: bool = False) -> Scale:
-    """Return a scale for values.
+    """Return a scale that contains `values`, from pixel `start` to pixel `stop`.
 
-    The scale is logarithmic if the values span a factor of more than 30. Otherwise it starts at 0 if `zero` is True. If `by_end`
-    is True, `values` are the largest values of several runs. Then the scale is logarithmic if they span a factor of more than 8,
-    and otherwise starts at 0.
+    The scale is logarithmic if the values span a factor of more than 30. Otherwise it starts at 0 if `zero` is True. If
+    `by_end` is True, `values` are the largest values of several runs. Then the scale is logarithmic if they span a factor of
+    more than 8, and otherwise starts at 0.
     """
     found = [value for value in values if math.isfinite(value)]
     if not found:
@@ -100,7 +107,7 @@ def scale_of(values: Iterable[float], start: float, stop: float, *, zero: bool =
 
 
 def shown(value: float, unit: str) -> str:
-    """Return a value as text for an axis or a list, with its unit only if it is a number of bytes."""
+    """Return a value as text for an axis or a list. Only a number of bytes is written with its unit."""
     if unit == "bytes":
         return "0" if not value else f"{value:.0f} B" if value < 1000 else amount(value).replace(".00 ", " ").replace(".0 ", " ")
     if value and not 1e-4 <= abs(value) < 1e6:
@@ -109,7 +116,11 @@ def shown(value: float, unit: str) -> str:
 
 
 def chart(title: str, axis: str, lines: Sequence[Line], unit: str, *, zero: bool = False) -> Element:
-    """Return a chart. `axis` is steps, seconds or bytes; `unit` is the unit of the values."""
+    """Return a chart of `lines` as SVG.
+
+    `axis`: the horizontal axis, which is "steps", "seconds" or "bytes". `unit`: the unit of the values. `zero`: see
+    `scale_of`.
+    """
     ends = [float(np.max(line.x)) for line in lines if line.x.size]
     across = scale_of(ends, LEFT, WIDTH - RIGHT, by_end=True)
     shown_values = [value for line in lines for value in line.y]
@@ -126,7 +137,7 @@ def chart(title: str, axis: str, lines: Sequence[Line], unit: str, *, zero: bool
 
 
 def _words(lines: Sequence[Line], unit: str, axis: str) -> str:
-    """Return a description of the chart for readers who cannot see it: the two ends of each line."""
+    """Return a text on the chart for readers who cannot see it. It states the first and the last value of each line."""
     told = []
     for line in (line for line in lines if line.y.size):
         first, last, end = shown(float(line.y[0]), unit), shown(float(line.y[-1]), unit), shown(float(line.x[-1]), axis)

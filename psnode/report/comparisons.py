@@ -1,4 +1,4 @@
-"""Tables of a report that compare variants: parts of a step's time, schemes, links, and the settings in which they differ."""
+"""Tables of a report that compare variants: parts of a step's time, schemes, bytes on links, and settings that differ."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ assert set(_PARTS) == set(Seconds.__dataclass_fields__)
 
 
 def named(variant: Variant) -> Element:
-    """Return the short name of a variant after a sample of the variant's line. The title attribute has the whole name."""
+    """Return the short name of a variant, with a sample of its line in front. The title attribute has the whole name."""
     number = variant.number
     key = e("svg", e("line", x1=1, x2=23, y1=6, y2=6, class_=f"line run{number % 8}" + (" again" if number >= 8 else "")))
     key.attrib.update({"viewBox": "0 0 24 12", "class": "key", "aria-hidden": "true"})
@@ -38,10 +38,10 @@ def named(variant: Variant) -> Element:
 
 
 def compared(caption: str, variants: Sequence[Variant], rows: Sequence[tuple[Content, Sequence[Content]]]) -> Element:
-    """Return a table of quantities. Each of `rows` is a head and a value for each variant.
+    """Return a table of quantities of variants. Each of `rows` is the name of a quantity and its value for each variant.
 
-    Up to four variants become columns, so that the values of a quantity are side by side. More variants become rows, so that the
-    table is not wider than the page.
+    Up to four variants become columns, so that the values of a quantity are side by side. More variants become rows, so that
+    the table is not wider than the page.
     """
     names = [named(variant) for variant in variants]
     if len(variants) <= _SIDE_BY_SIDE:
@@ -51,8 +51,10 @@ def compared(caption: str, variants: Sequence[Variant], rows: Sequence[tuple[Con
 
 
 def times(variants: Sequence[Variant]) -> Element:
-    """Return a table of the parts of a step: median, first and last decile in milliseconds, and a bar for the share of the
-    step."""
+    """Return a table of the parts of a step: for each part the median and the first and last decile of its milliseconds.
+
+    A bar shows the part's share of the step.
+    """
     rows: list[tuple[Content, list[Content]]] = []
     for part, meaning in _PARTS.items():
         rows.append((e("span", part, e("small", meaning)), [_time(variant, part) for variant in variants]))
@@ -71,7 +73,7 @@ def _time(variant: Variant, part: str) -> Element | None:
 
 
 def schemes(variants: Sequence[Variant]) -> Element:
-    """Return a table of the codecs in both directions, the feedback rules and the aggregators."""
+    """Return a table of the variants' codecs in both directions, feedback rules and aggregators."""
     rows = []
     for label, name in (("up", "codec"), ("feedback", "feedback"), ("aggregator", "aggregator"), ("down", "downlink")):
         rows.append((label, [as_text(variant.first.scheme.get(name)) for variant in variants]))
@@ -79,7 +81,7 @@ def schemes(variants: Sequence[Variant]) -> Element:
 
 
 def links(variants: Sequence[Variant]) -> Element:
-    """Return a table of the bytes sent on the links: the means over the runs of each variant."""
+    """Return a table of the bytes that the variants sent on their links. The values are means over the runs of a variant."""
 
     def row(head: str, quantity: Callable[[Run], float | None], text: Callable[[float], str]) -> tuple[str, list[Any]]:
         found = [variant.mean(quantity) for variant in variants]
@@ -114,7 +116,9 @@ def _goodput(run: Run) -> float | None:
 
 
 def differences(variants: Sequence[Variant]) -> Element | None:
-    """Return a table of the settings, parts of the scheme and versions in which the variants differ; None if they are equal."""
+    """Return a table of the settings, parts of the scheme and versions in which the variants differ; None if there is no
+    difference.
+    """
     tables = [facts_of(variant) for variant in variants]
     rows = []
     for name in dict.fromkeys(chain.from_iterable(tables)):

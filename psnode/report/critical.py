@@ -1,8 +1,8 @@
-"""The critical path of each step, from the spans of a timeline: the work that delayed the end of the step.
+"""The critical path of each step, which is the work that delayed the end of the step, from the spans of a timeline.
 
-A step is the time between the ends of two versions on the master. The path is followed backward from the end of the step. First
-it contains the master's spans back to the last pause. Then it contains the computation of the worker whose gradient ended this
-pause, and the worker's earlier wait for the weights. The parts are consecutive, so they add up to the step. If the clocks of
+A step is the time between the ends of two versions on the master. Its path is followed backward from its end. The path's last
+parts are the master's spans since the master last paused. Before them come the computation of the worker whose gradient ended
+this pause, and the worker's wait for the weights. The parts are consecutive, so they add up to the step. If the clocks of
 hosts disagree, time is shifted between neighbouring parts.
 """
 
@@ -36,7 +36,10 @@ PARTS = {
 
 
 class WorkSpan(NamedTuple):
-    """A piece of work on a rank, in seconds of the wall clock, with the whole numbers recorded with it (`facts`)."""
+    """A piece of work on a rank, from `start` to `stop` in seconds of the wall clock.
+
+    `track`: the number of the thread. `facts`: the whole numbers that were recorded with the span, by name.
+    """
 
     rank: int
     track: int
@@ -47,7 +50,7 @@ class WorkSpan(NamedTuple):
 
 
 class PathPart(NamedTuple):
-    """A part of a step's critical path, on one rank. `name`: a key of PARTS, or the name of another span."""
+    """A part of a step's critical path, on one rank. `name`: a key of PARTS, or the name of the span it comes from."""
 
     rank: int
     name: str
@@ -57,9 +60,9 @@ class PathPart(NamedTuple):
 
 @dataclass(frozen=True)
 class CriticalPath:
-    """The critical path of step `step`, from time `start` to `stop`.
+    """The critical path of step `step`, from time `start` to time `stop`.
 
-    `worker` is the worker for whose gradient the master waited last; None if the master never waited.
+    `worker`: the worker whose gradient ended the master's last wait; None if the master never waited.
     """
 
     step: int
@@ -70,7 +73,9 @@ class CriticalPath:
 
 
 def spans_of(events: Iterable[Mapping[str, Any]]) -> list[WorkSpan]:
-    """Return the complete events of a Chrome trace as spans, sorted by start; other events are skipped."""
+    """Return the complete events of a Chrome trace (those with a duration) as spans, sorted by start. Other events are
+    skipped.
+    """
     found = []
     for event in events:
         start, length, facts = finite(event.get("ts")), finite(event.get("dur")), event.get("args")
@@ -83,7 +88,7 @@ def spans_of(events: Iterable[Mapping[str, Any]]) -> list[WorkSpan]:
 
 
 def paths(spans: Sequence[WorkSpan]) -> list[CriticalPath]:
-    """Return the critical paths of all steps whose beginning and end are among the spans."""
+    """Return the critical paths of all steps whose beginning and end are both known from the spans."""
     ends = dict[int, float]()
     for span in spans:
         version = span.facts.get("version")
@@ -97,8 +102,11 @@ def paths(spans: Sequence[WorkSpan]) -> list[CriticalPath]:
 
 
 def _by_step(spans: Sequence[WorkSpan]) -> dict[tuple[int, int], list[WorkSpan]]:
-    """Return the spans of workers by worker and step. A step has the spans that end after the previous pass of the worker, and no
-    later than its own pass."""
+    """Return the spans of workers by worker and step.
+
+    The spans of a step are those that end after the worker's pass of the previous step, and no later than its pass of this
+    step.
+    """
     passes: dict[int, list[tuple[float, int]]] = defaultdict(list)
     for span in spans:
         step = span.facts.get("step")
@@ -114,7 +122,7 @@ def _by_step(spans: Sequence[WorkSpan]) -> dict[tuple[int, int], list[WorkSpan]]
 
 
 def _shared_out(spans: Sequence[WorkSpan], windows: Sequence[tuple[float, float]]) -> list[list[WorkSpan]]:
-    """Return the spans that lie in each window, wholly or partly. The windows are consecutive."""
+    """Return, for each window of time, the spans that lie in it wholly or partly. The windows are consecutive."""
     found: list[list[WorkSpan]] = [[] for _ in windows]
     for span in spans:
         index = bisect.bisect_right(windows, span.start, key=lambda window: window[1])
@@ -127,9 +135,9 @@ def _shared_out(spans: Sequence[WorkSpan], windows: Sequence[tuple[float, float]
 def _path(
     step: int, start: float, stop: float, master: list[WorkSpan], work: Mapping[tuple[int, int], list[WorkSpan]]
 ) -> CriticalPath:
-    """Return the critical path of a step, followed backward from `stop`.
+    """Return the critical path of a step, which is followed backward from its end `stop`.
 
-    It has the master's spans after the last pause and, before them, the spans of the worker whose gradient ended the pause.
+    It has the master's spans after its last pause and, before them, the spans of the worker whose gradient ended the pause.
     """
     begun, first = stop, None
     for span in sorted(master, key=lambda span: span.stop, reverse=True):
@@ -153,9 +161,10 @@ def _path(
 
 
 def _cover(rank: int, spans: Sequence[WorkSpan], start: float, stop: float, gap: str) -> list[PathPart]:
-    """Return consecutive parts from `start` to `stop`, each named after its innermost (shortest) span.
+    """Return consecutive parts that cover the time from `start` to `stop`. A part has the name of the shortest span that
+    covers it.
 
-    Times without a span are named `gap`. `spans` are sorted by start.
+    The name of a part that no span covers is `gap`. `spans` are sorted by start.
     """
     edges = sorted({start, stop, *(edge for span in spans for edge in (span.start, span.stop) if start < edge < stop)})
     parts, over, index = list[PathPart](), list[WorkSpan](), 0
@@ -177,7 +186,9 @@ _NAMES = {"norm": "update", "finish": "decode", "constrain": "update", "average"
 
 
 def means(found: Sequence[CriticalPath]) -> dict[str, float]:
-    """Return the mean seconds per step of each part of the critical path, in the order of PARTS, then other parts."""
+    """Return the mean seconds per step of each part of the critical path, by name: first those in PARTS, in their order, then
+    others.
+    """
     sums: dict[str, float] = dict.fromkeys(PARTS, 0.0)
     for path in found:
         for part in path.parts:
@@ -186,7 +197,10 @@ def means(found: Sequence[CriticalPath]) -> dict[str, float]:
 
 
 def bounds(found: Sequence[CriticalPath]) -> dict[int, int]:
-    """Return the number of steps that each rank delayed: the worker whose gradient came last, or the master."""
+    """Return, for each rank, the number of steps that it delayed.
+
+    A step is delayed by the worker whose gradient ended the master's last wait, or by the master if it never waited.
+    """
     counts: dict[int, int] = defaultdict(int)
     for path in found:
         counts[MASTER if path.worker is None else path.worker] += 1
@@ -194,6 +208,6 @@ def bounds(found: Sequence[CriticalPath]) -> dict[int, int]:
 
 
 def typical(found: Sequence[CriticalPath]) -> CriticalPath:
-    """Return the path of the step with the median duration; for an even number of steps, the longer of the middle two."""
+    """Return the path of the step with the median duration; of two middle steps, the path of the longer one."""
     ordered = sorted(found, key=lambda path: path.stop - path.start)
     return ordered[len(ordered) // 2]

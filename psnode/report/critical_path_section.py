@@ -1,4 +1,6 @@
-"""The section of a report about critical paths: the average parts of a step, and one step with the spans of all ranks."""
+"""The section of a report about critical paths. It shows the average parts of a step, and one step with the spans of all
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ _TRACKS = ("forward_backward", "wait", "up", "decode", "update", "downlink", "ap
 
 
 def section(runs: Sequence[Variant]) -> list[Element]:
-    """Return the section about the timelines of `runs`, each a variant with one run; empty if no timeline has a whole step."""
+    """Return the section about the timelines of `runs`, which are variants with one run each.
+
+    It is empty if no timeline has a step from beginning to end.
+    """
     found: list[_Found] = []
     for each in runs:
         run = each.first
@@ -41,7 +46,10 @@ def section(runs: Sequence[Variant]) -> list[Element]:
 
 
 def _beside_prediction(run: Variant, spans: Sequence[WorkSpan], found: Sequence[CriticalPath]) -> Element | None:
-    """Return the predicted step above the measured step of median duration; None if the run has no spans of a prediction."""
+    """Return a figure of the run's predicted step above its measured step of median duration.
+
+    Returns None if the run has no prediction with spans.
+    """
     prediction = run.first.prediction
     if prediction is None or not prediction.spans:
         return None

@@ -30,7 +30,10 @@ _GROWS = (
 
 
 class Panel(NamedTuple):
-    """A quantity to draw: a column of the steps, or if `evaluated` of the evaluations. Its values are multiplied by `factor`."""
+    """A quantity that is drawn over an axis: a column of the steps or, if `evaluated` is True, of the evaluations.
+
+    `factor`: the factor by which the values are multiplied. `zero`: True if a linear axis of the values starts at 0.
+    """
 
     title: str
     column: str
@@ -56,7 +59,7 @@ _DULL = {"contributing": "workers", "dropped": ""}  # columns shown only if they
 
 
 def panels(runs: Sequence[Run]) -> list[Panel]:
-    """Return the panels for which at least one run has values."""
+    """Return the panels of the quantities for which at least one run has values."""
     tests = _metrics(table for run in runs for table in run.evaluations.values())
     if not any(name == "metrics.top1" for name in tests) and any(run.best is not None for run in runs):
         tests = ["top1", *tests]
@@ -88,7 +91,7 @@ def _tells(run: Run, panel: Panel) -> bool:
 
 
 def figures(variants: Sequence[Variant]) -> list[Element]:
-    """Return a figure for every panel. A figure has one chart per axis, and the page shows one chart at a time."""
+    """Return a figure for each quantity. A figure has one chart per axis, of which the page shows one at a time."""
     made = []
     for panel in panels([run for variant in variants for run in variant.runs]):
         pictures = [
@@ -103,7 +106,7 @@ def figures(variants: Sequence[Variant]) -> list[Element]:
 
 
 def _divided(run: Run) -> bool:
-    """Return True if the norms of a run's gradients grow because their residuals are divided by a rate that falls to 0."""
+    """Return True if a run divides residuals by a learning rate that falls to 0, so that the norms of its gradients grow."""
     rates = run.steps.known("lr")
     rescales = "rescale=true" in str(run.scheme.get("feedback")).partition(":")[2].split(",")
     falls = bool(rates.size) and float(rates[-1]) < _LOW * float(np.max(rates))
@@ -130,7 +133,7 @@ def _table(run: Run, file: str) -> Steps:
 
 
 def strip(runs: Sequence[Run]) -> list[Element]:
-    """Return charts of the times of each run's events: one lane per run, one chart per axis."""
+    """Return charts of the events of runs, one chart per axis. A chart has a lane for each run, with a mark for each event."""
     return [e("div", _lanes([run for run in runs if run.events], axis), class_=f"by-{axis}") for axis in AXES]
 
 

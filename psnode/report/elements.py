@@ -1,4 +1,8 @@
-"""HTML and SVG as trees. Text and attributes are escaped when a tree is written, and no text reaches the page in another way."""
+"""HTML and SVG as trees of elements.
+
+Text and attributes are escaped when a tree is written. Except for psnode's own style and script, the page gets text in no
+other way.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +18,10 @@ Content = Element | str | float | None
 
 
 def e(tag: str, *children: Content, **attributes: object) -> Element:
-    """Return an element. Children that are None are left out; `for_` and `view_box` stand for the attributes `for` and
-    `viewBox`."""
+    """Return an element with the tag `tag`. Children that are None are left out.
+
+    The names `for_` and `view_box` stand for the attributes `for` and `viewBox`.
+    """
     made = Element(
         tag, {_NAMES.get(name, name.rstrip("_").replace("_", "-")): _text(value) for name, value in attributes.items()}
     )
@@ -28,7 +34,7 @@ _NAMES = {"view_box": "viewBox", "http_equiv": "http-equiv"}
 
 
 def add(parent: Element, child: Content) -> None:
-    """Append an element or a text to `parent`; None is ignored."""
+    """Append an element or a text to `parent`. None is ignored."""
     if isinstance(child, Element):
         parent.append(child)
     elif child is not None:
@@ -45,16 +51,16 @@ def _text(value: object) -> str:
 
 
 def code(tag: str, text: str) -> Element:
-    """Return an element with psnode's own style or script, which is not escaped."""
+    """Return an element with psnode's own style or script as its text, which is not escaped."""
     made = Element(tag)
     made.text = text
     return made
 
 
 def table(caption: str, heads: Iterable[Content], rows: Iterable[Iterable[Content]], *, first: bool = True) -> Element:
-    """Return a table in a frame that scrolls sideways.
+    """Return a table inside an element that can scroll sideways.
 
-    The first cell of a row is its header unless `first` is false. Rows after the first MOST_CELLS are left out.
+    The first cell of a row is the row's header unless `first` is False. Rows after the first MOST_CELLS are left out.
     """
     body, left = e("tbody"), 0
     for number, row in enumerate(rows):
@@ -82,7 +88,7 @@ def _cell(tag: str, content: Content) -> Element:
 
 
 def document(title: str, policy: str, style: Element, main: Iterable[Element], script: Element) -> bytes:
-    """Return a whole page in UTF-8 that loads no other files. `policy` is its Content-Security-Policy."""
+    """Return a whole HTML page in UTF-8 that loads no other files. `policy`: its Content-Security-Policy."""
     head = e(
         "head",
         e("meta", charset="utf-8"),

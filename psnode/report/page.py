@@ -22,9 +22,10 @@ from psnode.report.variants import Variant, each_run, variants
 
 
 def render(runs: Sequence[Run], *, each: bool = False) -> bytes:
-    """Return the page in UTF-8. Problems with reading a run are added to its `problems`, which the page shows.
+    """Return the page about `runs` in UTF-8.
 
-    Completed runs that differ only in their seeds are drawn as one line, unless `each` is True.
+    Problems with reading a run are added to its `problems`, which the page shows. Completed runs that differ only in their
+    seeds are drawn as one line, unless `each` is True.
     """
     style = code("style", _source("report.css"))
     script = code("script", _source("report.js"))
@@ -64,7 +65,7 @@ def _main(title: str, runs: Sequence[Run], found: Sequence[Variant]) -> list[Ele
 
 
 def _overview(found: Sequence[Variant], alone: Sequence[Variant]) -> list[Element]:
-    """Return the table of the variants and, if a variant has several runs, a table of all runs."""
+    """Return the table of the variants `found`. If a variant has several runs, also return a table of all runs."""
     if len(alone) == len(found):
         return [tables.overview("The runs", found)]
     caption = "The runs; of runs that differ by their seeds alone the mean, and for losses and accuracy the standard error"
@@ -128,9 +129,9 @@ def _settings(found: Sequence[Variant]) -> Element:
 
 
 def write(runs: Sequence[Run], path: Path, *, each: bool = False) -> None:
-    """Write the page to `path`. If `each` is True, every run is a line of its own.
+    """Write the page about `runs` to `path`. If `each` is True, every run has a line of its own.
 
-    Raises ConfigurationError if the file cannot be written, or if `path` is a file that is not a page.
+    Raises ConfigurationError if the file cannot be written, or if `path` is an existing file that is not such a page.
     """
     content = render(runs, each=each)
     try:

@@ -1,4 +1,4 @@
-"""The bytes of a step through the link of every rank: as the run has counted them, or shared out by its routes."""
+"""The bytes of a step on the link of every rank. The run has counted them, or they are calculated from its routes."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _MOST_RANKS, _MOST_FRAMES = 100_000, 1_000_000  # maximum for summary.json, and 
 
 
 class RankLinks(NamedTuple):
-    """`loads`: by rank, the bytes through its link in `steps` steps together.
+    """The bytes of a run on the link of every rank. `loads`: by rank, the bytes of all `steps` steps together.
 
-    `is_counted`: True if the ranks have counted these bytes; otherwise the total of all ranks is shared out by routes and
-    coordinates.
+    `is_counted`: True if the ranks have counted these bytes. Otherwise the total of all ranks is divided among the links by
+    the coordinates that pass them.
     """
 
     loads: Sequence[LinkLoad]
@@ -39,12 +39,12 @@ class RankLinks(NamedTuple):
 
 
 def rank_links(run: Run) -> RankLinks | None:
-    """Return the bytes by rank of a run; None if they cannot be derived from its files."""
+    """Return the bytes of a run on the link of every rank; None if they cannot be derived from its files."""
     return _counted(run) or _by_routes(run)
 
 
 def sections(variants: Iterable[Variant]) -> list[Element]:
-    """Return a table for every variant whose first run has known bytes by rank."""
+    """Return a table of the bytes by rank for every variant whose first run has them."""
     found = [(variant, links) for variant in variants if (links := rank_links(variant.first)) is not None]
     tables = [_table(variant, links) for variant, links in found]
     if len(found) < 2:
@@ -56,7 +56,7 @@ def sections(variants: Iterable[Variant]) -> list[Element]:
 
 
 def _table(variant: Variant, links: RankLinks) -> Element:
-    """Return the table of a step. Neighbouring ranks with the same figures share a row."""
+    """Return the table of the bytes of a step by rank. Neighbouring ranks with the same figures share a row."""
     rows = [(load.rank, [amount(getattr(load, way) / links.steps) for way in WAYS]) for load in links.loads]
     cells = []
     for (_, figures), same in groupby(rows, key=lambda row: (row[0] == MASTER, row[1])):
@@ -74,7 +74,9 @@ def _table(variant: Variant, links: RankLinks) -> Element:
 
 
 def _counted(run: Run) -> RankLinks | None:
-    """Return the bytes in summary.json, which may have any contents."""
+    """Return the bytes that the ranks have counted, from summary.json. None if the file, which may contain anything, has
+    none.
+    """
     found = run.summary.get("link_bytes")
     if not isinstance(found, dict) or not isinstance(ranks := found.get("ranks"), dict) or len(ranks) > _MOST_RANKS:
         return None
@@ -93,7 +95,10 @@ def _counted(run: Run) -> RankLinks | None:
 
 
 def _by_routes(run: Run) -> RankLinks | None:
-    """Return the total of all ranks, shared out by the coordinates that pass each link."""
+    """Return the total bytes of all ranks, divided among the links in proportion to the coordinates that pass them.
+
+    Returns None if the routes of the run are not known, or if there are too many of them.
+    """
     plan, workers, steps, spares = run.plan, run.workers, len(run.steps), run.settings.get("spares")
     spares = spares if type(spares) is int else 0
     if plan is None or workers is None or not steps or run.topology is None:
@@ -125,7 +130,7 @@ def _frames(routes: Sequence[Route]) -> int:
 
 
 def _shared(total: int, weights: Sequence[int]) -> list[int]:
-    """Return whole numbers in proportion to `weights`, with the sum `total`; only zeros if all weights are 0."""
+    """Return whole numbers in proportion to `weights` that add up to `total`; only zeros if all weights are 0."""
     whole, passed, given, found = sum(weights), 0, 0, list[int]()
     for weight in weights:
         passed += weight

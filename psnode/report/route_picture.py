@@ -1,4 +1,7 @@
-"""The routes of a step's groups: senders of gradients, roots and readers of weights in three columns, with lines between them."""
+"""A picture of the routes of a step's groups.
+
+Three columns show the ranks that send gradients, the roots, and the readers of weights. Lines between them stand for frames.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ _Line = tuple[tuple[str, int], tuple[str, int]]
 
 
 def save_routes(file: Path, groups: RoutedGroups, name: str, topology: str) -> None:
-    """Write a picture of the routes of a scheme's groups into an SVG file, creating its folder if needed.
+    """Write a picture of the routes of a scheme's groups to an SVG file. Its folder is created if needed.
 
     Raises ConfigurationError if there are too many routes to be drawn, and if the file cannot be written.
     """
@@ -33,9 +36,10 @@ def save_routes(file: Path, groups: RoutedGroups, name: str, topology: str) -> N
 
 
 def route_picture(groups: RoutedGroups, title: str) -> Element:
-    """Return the drawing. A line's width is proportional to its bytes. A line is dashed if its bytes stay on one rank.
+    """Return the picture of the routes of `groups`.
 
-    Raises ConfigurationError for more lines than a picture can show.
+    The width of a line is proportional to its bytes. A line is dashed if its bytes stay on one rank. Raises
+    ConfigurationError if there are too many lines for a picture.
     """
     loads = loads_of(groups)
     places = _places(groups, loads)
@@ -59,7 +63,7 @@ def route_picture(groups: RoutedGroups, title: str) -> Element:
 
 
 def _places(groups: RoutedGroups, loads: Sequence[LinkLoad]) -> dict[tuple[str, int], float]:
-    """Return the upper edges of boxes, by column and rank; the shorter columns are in the middle."""
+    """Return the vertical position of the upper edge of each box, by column and rank. Shorter columns are centred."""
     ranks = {
         "sender": [*groups.layout.computing],
         "root": [load.rank for load in loads if load.groups],
@@ -74,7 +78,7 @@ def _places(groups: RoutedGroups, loads: Sequence[LinkLoad]) -> dict[tuple[str, 
 
 
 def _ends(frame: RoutedFrame, groups: RoutedGroups) -> _Line:
-    """Return the boxes between which a frame travels. A reader that passes weights on sends them from its own box."""
+    """Return the two boxes between which a frame travels. A frame that a reader passes on starts at the reader's box."""
     roots = groups.routes[frame.group].roots
     if frame.is_gradient:
         return ("sender", frame.source), ("root" if frame.target in roots else "sender", frame.target)

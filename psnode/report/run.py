@@ -1,7 +1,7 @@
-"""A run as its directory shows it: all readable parts, and a line for every unreadable file.
+"""A run, as read from its directory: all readable parts, and a line for every file that cannot be used.
 
-No content of a directory is executed, no link to another place is followed, and no value is assumed to have the expected type.
-Therefore the same code can read old, incomplete, foreign and hostile directories.
+No content of a directory is executed, no link to another place is followed, and no value is assumed to have the expected
+type. Therefore the same code can read old, incomplete, foreign and hostile directories.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _T = TypeVar("_T")
 
 @dataclass
 class Run:
-    """Everything known about a run.
+    """All data of a run that its directory contains.
 
-    `problems` has a line for each file that could not be used and therefore counts as empty. `settings` and `scheme` have the
-    recorded values by name. `prediction` is the prediction of a step; `machines` is the content of machines.json; `summary` is
-    empty until the run has ended.
+    `problems`: a line for each file that could not be used, and is therefore treated as empty. `settings`, `scheme`: the
+    recorded values by name. `prediction`: the prediction of a step, or None. `machines`: the content of machines.json.
+    `summary`: empty until the run has ended.
     """
 
     path: Path
@@ -60,12 +60,15 @@ class Run:
 
     @property
     def reached(self) -> int:
-        """Return the last finished update that is recorded, 0 if there is no record."""
+        """Return the number of the last finished update that is recorded; 0 if there is no record."""
         return int(self.steps.number[-1]) if len(self.steps) else 0
 
     @property
     def coding(self) -> str | None:
-        """Return the name of the scheme, or the spec of a codec that has replaced the scheme's own; None if it is unknown."""
+        """Return the name of the scheme or, if another codec has replaced the scheme's own, the spec of this codec.
+
+        Returns None if it is unknown.
+        """
         name, codec = self.scheme.get("name"), self.scheme.get("codec")
         if not isinstance(name, str):
             return None
@@ -84,14 +87,14 @@ class Run:
 
     @property
     def ratio(self) -> float | None:
-        """Return the ratio of the bytes that float32 would have taken to the bytes sent; None if unknown."""
+        """Return the bytes that float32 would have taken, divided by the bytes sent; None if they are unknown."""
         if self.plan is None:
             return finite(self.summary.get("compression_ratio"))
         return compression_ratio(self.plan.size, round(self.steps.sum("workers")), round(self.sent))
 
     @property
     def best(self) -> float | None:
-        """Return the best accuracy (top1) that an evaluator has measured, as a fraction; None if there is no accuracy."""
+        """Return the best accuracy (top1) of all evaluations, as a fraction; None if no accuracy was measured."""
         found = [value for table in self.evaluations.values() for value in table.known("top1")]
         return max(found, default=None)
 
@@ -102,19 +105,21 @@ class Run:
         return min(found, default=None)
 
     def last(self, name: str) -> float | None:
-        """Return the latest value of a quantity of the steps; None if no step has it."""
+        """Return the latest value of the quantity `name` of the steps; None if no step has it."""
         known = self.steps.known(name)
         return float(known[-1]) if known.size else None
 
     def timeline(self) -> list[dict[str, Any]]:
-        """Return the events in timeline.json; empty if the file is missing."""
+        """Return the events in timeline.json. The result is empty if the file is missing or cannot be used."""
         content: Any = self._try(TIMELINE, lambda: read_json(self.path / TIMELINE, _MOST_TIMELINE), {})
         events = content.get("traceEvents") if isinstance(content, dict) else None
         return [event for event in events if isinstance(event, dict)] if isinstance(events, list) else []
 
     def _try(self, file: str, read: Callable[[], _T], otherwise: _T) -> _T:
-        """Return the result of `read`. If it fails, return `otherwise` and add a line to `problems`, unless the file is
-        missing."""
+        """Return the result of `read`, which reads `file`. If it fails, return `otherwise`.
+
+        A failure adds a line to `problems`, unless the file is missing.
+        """
         try:
             return read()
         except FileNotFoundError:
@@ -159,9 +164,10 @@ def _read_config(run: Run) -> None:
 
 
 def _scheme(saved: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the resolved scheme of a run.
+    """Return the recorded scheme of a run, with all its parts resolved.
 
-    If the run does not record it, return the requested scheme, since resolving the requested scheme might execute a file.
+    If a resolved scheme is not recorded, return the requested one from `settings`. It is not resolved here, since this might
+    execute a file.
     """
     if "scheme" in saved:
         return Scheme.from_dict(_mapping(saved["scheme"])).to_dict()
@@ -176,7 +182,7 @@ def _mapping(value: object) -> dict[str, Any]:
 
 
 def _table(run: Run, file: str, read: Callable[[], Iterable[dict[str, Any]]]) -> Steps:
-    """Return the records that `read` yields, as columns, up to the first invalid record."""
+    """Return the records that `read` yields as columns. Records from the first invalid one on are left out."""
     records: list[dict[str, Any]] = []
     run._try(file, lambda: records.extend(_sane(read())), None)
     return columns_of(records)
@@ -199,7 +205,7 @@ def _ended(run: Run) -> str:
 
 
 def read_all(paths: Sequence[Path]) -> list[Run]:
-    """Return the runs in `paths`, each named by its path below their common folder."""
+    """Return the runs in `paths`. The name of a run is its path relative to their common folder."""
     resolved = [path.resolve() for path in paths]
     if len(resolved) > 1:
         common = Path(os.path.commonpath(resolved))

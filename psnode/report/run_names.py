@@ -1,4 +1,4 @@
-"""Names of runs for tables and legends: names cut to a length, and a common name for several runs."""
+"""Names of runs for tables and legends: shortened names, and a common name for several runs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _DIGITS = "0123456789"
 
 
 def shortened(names: Sequence[str], most: int = CUT) -> list[str]:
-    """Return each of `names`, cut in its middle if it is longer than `most` characters.
+    """Return the names, each cut in its middle if it is longer than `most` characters.
 
-    Different names stay different. If they differ only in the part that would be cut, the limit for all of them is raised.
+    Different names stay different: if they differ only in the part that would be cut, the limit is raised for all names.
     """
     longest = max(map(len, names), default=0)
     while most < longest:
@@ -31,7 +31,7 @@ def _cut(name: str, most: int) -> str:
 
 
 def common_name(names: Sequence[str]) -> str:
-    """Return the common beginning and end of the names, with an asterisk for the part in which they differ.
+    """Return the beginning and the end that all names have in common, with an asterisk for the part in which they differ.
 
     Numbers are not split: lr-0.1-1 and lr-0.1-12 give lr-0.1-*.
     """

@@ -13,9 +13,10 @@ _DEPTH = 6  # maximum depth of a run's folder below the folder that is searched
 
 
 def find(places: Sequence[Path]) -> list[Path]:
-    """Return the directories of runs, in order: each of `places` that is a run, and the runs below all other places.
+    """Return the directories of runs in `places`, in order.
 
-    Links are not followed. Raises ConfigurationError for a place that is not a directory.
+    A place that is itself a run is returned; below any other place, runs are searched for. Links are not followed. Raises
+    ConfigurationError for a place that is not a directory.
     """
     found: list[Path] = []
     for place in places:

@@ -1,4 +1,7 @@
-"""A picture of a predicted step and, below it on the same scale, a measured step. Lanes contain bars by kind of work."""
+"""A picture of a predicted step and, below it on the same scale, of a measured step.
+
+Each step has lanes with bars, whose style shows the kind of work.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,10 @@ _RECORDED = {"finish": "update", "norm": "update", "constrain": "update", "avera
 
 
 class WorkBar(NamedTuple):
-    """A bar between two times in seconds. `style`: a class of the style sheet; `words`: shown under the pointer."""
+    """A bar in a lane, from time `begin` to time `end` in seconds.
+
+    `style`: a class of the style sheet. `words`: the text that is shown under the pointer.
+    """
 
     style: str
     begin: float
@@ -43,7 +49,7 @@ class WorkBar(NamedTuple):
 
 
 class StepPanel(NamedTuple):
-    """A step that takes `seconds`: lanes of bars, each with its name."""
+    """The part of a picture that shows one step, which takes `seconds`. `lanes`: the name and the bars of each lane."""
 
     title: str
     seconds: float
@@ -51,7 +57,7 @@ class StepPanel(NamedTuple):
 
 
 def predicted_panel(prediction: Prediction) -> StepPanel:
-    """Return the lanes of a prediction with spans."""
+    """Return the panel of a predicted step. The prediction must have spans."""
     by_lane: dict[str, list[PredictedSpan]] = {}
     for kind, lane in _LANES.items():
         by_lane.setdefault(lane, []).extend(span for span in prediction.spans if span.kind == kind)
@@ -66,7 +72,9 @@ def _bar(span: PredictedSpan) -> WorkBar:
 
 
 def _rows(spans: Iterable[PredictedSpan]) -> list[list[PredictedSpan]]:
-    """Return spans in as few rows as possible without overlaps, each span in the first free row."""
+    """Return the spans in rows, so that no spans in a row overlap. Each span is in the first row that is free at its
+    beginning.
+    """
     rows: list[list[PredictedSpan]] = []
     for span in sorted(spans, key=lambda span: span.begin):
         free = next((row for row in rows if row[-1].end <= span.begin + 1e-9), None)
@@ -78,7 +86,10 @@ def _rows(spans: Iterable[PredictedSpan]) -> list[list[PredictedSpan]]:
 
 
 def measured_panel(path: CriticalPath, spans: Sequence[WorkSpan]) -> StepPanel:
-    """Return the lanes of the step of a critical path: of the master, and of the worker whose gradient came last."""
+    """Return the panel of a measured step, with lanes of the master and of the worker whose gradient came last.
+
+    `path`: the critical path of the step. `spans`: the spans of the timeline.
+    """
     near = [span for span in spans if span.stop > path.start and span.start < path.stop]
     worker = path.worker or min((span.rank for span in near if span.rank != MASTER), default=MASTER)
     tracks = sorted({(span.rank, span.track) for span in near if span.rank in (worker, MASTER)})
@@ -97,7 +108,7 @@ def measured_panel(path: CriticalPath, spans: Sequence[WorkSpan]) -> StepPanel:
 
 
 def picture(title: str, panels: Sequence[StepPanel]) -> Element:
-    """Return a drawing of the panels, one below another, over one axis in milliseconds."""
+    """Return a drawing of the panels, one below another, over a common axis in milliseconds."""
     longest = max([panel.seconds for panel in panels] + [bar.end for panel in panels for _, bars in panel.lanes for bar in bars])
     across = Scale(0.0, 1e3 * min(longest, _LONGEST), _LEFT, _WIDTH - _RIGHT)
     made, y = list[Element](), 0.0
@@ -143,9 +154,10 @@ def _legend(styles: Iterable[str], y: float) -> list[Element]:
 
 
 def save_svg(file: Path, prediction: Prediction) -> None:
-    """Write a picture of a prediction into an SVG file with the style of a report, creating its folder if needed.
+    """Write a picture of a predicted step to an SVG file with the style of a report. Its folder is created if needed.
 
-    Raises ConfigurationError if the prediction has no spans, because the step has too many, or if the file cannot be written.
+    Raises ConfigurationError if the file cannot be written. Also raises it if the prediction has no spans, as for a step with
+    too many of them.
     """
     if not prediction.spans:
         raise ConfigurationError("the step has too many parts to be drawn: leave --plot out")

@@ -1,4 +1,4 @@
-"""The steps of a run as columns, with cumulative totals, and their reduction to few points for a curve."""
+"""The steps of a run as columns of numbers, with cumulative totals, and their reduction to a few points for a curve."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ABSENT = math.nan
 
 
 class Curve(NamedTuple):
-    """The points of a curve: mean, minimum and maximum of each bucket of steps, at the last step of the bucket."""
+    """The points of a curve, one for each bucket of steps: the mean, minimum and maximum of the bucket, at its last step."""
 
     steps: Float64s
     mean: Float64s
@@ -28,9 +28,9 @@ class Curve(NamedTuple):
 
 @dataclass(frozen=True)
 class Steps:
-    """Quantities of the finished updates, in order, by a dotted name (`loss`, `seconds.encode`, `metrics.top1`); nan: unknown.
+    """Quantities of the finished updates, in order, as one column for each quantity. The value nan stands for unknown.
 
-    `number` is the step of each update.
+    `columns`: by a dotted name, such as `loss`, `seconds.encode` or `metrics.top1`. `number`: the step of each update.
     """
 
     number: Float64s = field(default_factory=lambda: np.zeros(0))
@@ -40,11 +40,11 @@ class Steps:
         return self.number.size
 
     def column(self, name: str) -> Float64s:
-        """Return a quantity for every step; nan where it is unknown."""
+        """Return the values of the quantity `name` for all steps; nan where it is unknown."""
         return self.columns.get(name, np.full(self.number.size, _ABSENT))
 
     def known(self, name: str) -> Float64s:
-        """Return the values of a quantity, without the steps for which it is unknown."""
+        """Return the values of the quantity `name` that are known."""
         values = self.column(name)
         return values[np.isfinite(values)]
 
@@ -53,7 +53,11 @@ class Steps:
         return float(sum(np.sum(self.known(name)) for name in names))
 
     def totals(self, axis: str) -> Float64s:
-        """Return each step's position on `axis`: its number, or the seconds or bytes of the whole job up to its end."""
+        """Return the position of each step on `axis`.
+
+        On the axis "steps" it is the number of the step. On the others it is the seconds or bytes of the whole job up to the
+        step's end.
+        """
         if axis == "steps":
             return self.number
         names = ("seconds.step",) if axis == "seconds" else ("uplink_bytes", "downlink_bytes")
@@ -63,9 +67,9 @@ class Steps:
         return np.cumsum(found)
 
     def place(self, axis: str, step: Sequence[float] | Float64s) -> Float64s:
-        """Return the positions on `axis` at which the steps `step` were finished.
+        """Return the positions on `axis` of the steps with the numbers `step`.
 
-        For a step without a record, this is the position of the last recorded step before it.
+        A step without a record has the position of the last recorded step before it.
         """
         wanted = np.asarray(step, np.float64)
         if axis == "steps" or not len(self):
@@ -74,7 +78,10 @@ class Steps:
         return np.concatenate([[0.0], self.totals(axis)])[at]
 
     def curve(self, name: str, most: int = MOST_POINTS) -> Curve:
-        """Return a quantity in at most `most` buckets of about equally many steps; steps without the quantity are left out."""
+        """Return the curve of a quantity, in at most `most` buckets of about equally many steps.
+
+        Steps for which the quantity is unknown are left out.
+        """
         told = np.isfinite(self.column(name))
         number, values = self.number[told], self.column(name)[told]
         edges = _edges(values.size, most)
@@ -88,10 +95,10 @@ class Steps:
 
 
 def mean_curve(tables: Sequence[Steps], name: str, most: int = MOST_POINTS) -> Curve:
-    """Return the mean of a quantity over several runs, in at most `most` buckets of about equally many steps.
+    """Return the curve of the mean of a quantity over several runs, in at most `most` buckets of about equally many steps.
 
-    `low` and `high` are the lowest and the highest mean of a run in the bucket. Tables without the quantity are ignored. Steps
-    that are missing from one of the remaining tables are left out.
+    `low` and `high` are the lowest and the highest mean of a run in the bucket. Tables without the quantity are ignored.
+    Steps that are missing from one of the remaining tables are left out.
     """
     wanted = [table for table in tables if table.known(name).size]
     known = [
@@ -113,8 +120,10 @@ def _edges(count: int, most: int) -> Int64s:
 
 
 def columns_of(records: Iterable[Mapping[str, Any]]) -> Steps:
-    """Return the records of metrics.jsonl or evaluations.jsonl as columns. Values that are not finite numbers count as
-    unknown."""
+    """Return the records of metrics.jsonl or evaluations.jsonl as columns.
+
+    Values that are not finite numbers count as unknown.
+    """
     numbers: list[float] = []
     found: dict[str, list[float]] = {}
     for record in records:
@@ -138,7 +147,7 @@ def _flat(record: Mapping[str, Any]) -> Iterable[tuple[str, float]]:
 
 
 def finite(value: object) -> float | None:
-    """Return `value` as a float if it is a finite number, otherwise None. A file may contain anything."""
+    """Return `value` as a float if it is a finite number, otherwise None. The value may be anything that a file contains."""
     if type(value) not in (int, float):
         return None
     try:

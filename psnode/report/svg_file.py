@@ -1,4 +1,4 @@
-"""An SVG file that contains one drawing in the style of a report."""
+"""SVG files, which each contain one drawing in the style of a report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from psnode.report.elements import code
 
 
 def write_svg(file: Path, drawing: Element, option: str) -> None:
-    """Write a drawing into a file, creating its folder if needed.
+    """Write a drawing to an SVG file. Its folder is created if needed.
 
     `option`: the command-line option that names the file. Raises ConfigurationError if the file cannot be written.
     """

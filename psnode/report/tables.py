@@ -1,4 +1,4 @@
-"""Tables of a report: the overview of the variants, events, plans, settings, and hosts."""
+"""Tables of a report: an overview of the variants, and their events, predictions, plans, settings and hosts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from psnode.report.variants import Variant, as_text, facts_of
 
 
 def overview(caption: str, variants: Sequence[Variant]) -> Element:
-    """Return a table with a row per variant: scheme, workers, progress, losses and accuracy, bytes sent, time, and end."""
+    """Return a table with a row for each variant.
+
+    A row has the scheme, workers, progress, losses and accuracy, bytes sent, time and end.
+    """
     heads = ("run", "scheme", "workers", "steps", "loss", "best test loss", "best top1", "sent", "float32 / sent", "time", "end")
     rows = []
     for variant in variants:
@@ -35,7 +38,7 @@ def overview(caption: str, variants: Sequence[Variant]) -> Element:
 
 
 def _aside(told: str | None) -> Element | str | None:
-    """Return a mean with its standard error, which is in smaller type."""
+    """Return the mean in the text `told`. If it has a standard error, this follows in smaller type."""
     if told is None or "±" not in told:
         return told
     mean, _, error = told.partition("±")
@@ -47,7 +50,7 @@ def _count(number: int | None) -> str | None:
 
 
 def events(runs: Sequence[Variant]) -> Element:
-    """Return a table of the events of all runs, run by run and in order."""
+    """Return a table of the events of all runs. The events of a run are together, in their order."""
     rows = ([named(each), *_event(event)] for each in runs for run in each.runs for event in run.events)
     return table("Events besides the steps", ("run", "step", "time, UTC", "rank", "event", "reason"), rows)
 
@@ -64,7 +67,10 @@ def _clock(value: object) -> str | None:
 
 
 def predictions(runs: Sequence[Variant]) -> Element | None:
-    """Return a table of predicted and measured steps, with a row for each run that has a prediction; None if no run has one."""
+    """Return a table of predicted and measured steps, with a row for each run that has both.
+
+    Returns None if there is no such run.
+    """
     rows = []
     for variant in runs:
         for run in variant.runs:
@@ -84,7 +90,10 @@ def predictions(runs: Sequence[Variant]) -> Element | None:
 
 
 def plan(name: str, found: Plan) -> Element:
-    """Return a table with a row per segment, by group: its tensors, shape, size and codec. Large plans are cut."""
+    """Return a table of the plan `found`. It has a row for each segment, with its tensors, shape, size and codec.
+
+    The rows are in the order of groups. Large plans are cut. `name`: the name of the variant.
+    """
     rows = []
     for group in found.groups:
         for segment in group.segments:
@@ -105,12 +114,16 @@ def _shape(shape: Sequence[int]) -> str:
 
 
 def settings(variant: Variant) -> Element:
-    """Return a table of all settings as they were used, and of the versions."""
+    """Return a table of a variant's settings with the values that were used, and of the versions of its software."""
     return table(f"Settings of {variant.name}", ("setting", "value"), facts_of(variant).items())
 
 
 def hosts(runs: Sequence[Run]) -> list[Element]:
-    """Return a table for every set of hosts. Consecutive ranks with the same host, cores and arithmetic share a row."""
+    """Return a table for each different list of hosts. Consecutive ranks with the same host, cores and arithmetic share a
+    row.
+
+    Runs with the same list share a table.
+    """
     found: dict[str, list[str]] = {}
     rows_of: dict[str, list[list[Any]]] = {}
     for run in runs:
@@ -127,7 +140,7 @@ def _all(names: Sequence[str]) -> str:
 
 
 def _hosts(run: Run) -> list[list[Any]]:
-    """Return the rows of a run's table of hosts; an empty list if the run does not record its hosts."""
+    """Return the rows of the table of a run's hosts. The list is empty if the run does not record its hosts."""
     ranks = run.machines.get("ranks")
     if not isinstance(ranks, dict):
         return []

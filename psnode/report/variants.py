@@ -24,7 +24,7 @@ _OF_ONE_RUN = (_SEED, "train_dir", "resume")  # settings in which the runs of a 
 class Variant:
     """One or more runs that are drawn as one curve and have one row in tables.
 
-    `number` selects the colour. `short`: the name, with its middle cut out if it is long.
+    `number`: selects the colour. `short`: the name, with its middle cut out if it is long.
     """
 
     number: int
@@ -34,7 +34,7 @@ class Variant:
 
     @property
     def first(self) -> Run:
-        """Return the first run. Its settings are those of all runs of the variant, except for the seed."""
+        """Return the first run. The other runs of the variant have the same settings, except for the seed and the directory."""
         return self.runs[0]
 
     @property
@@ -48,7 +48,10 @@ class Variant:
         return float(np.mean(known)) if known else None
 
     def told(self, quantity: Callable[[Run], float | None], text: Callable[[float], str]) -> str | None:
-        """Return the mean of a quantity as text, with its standard error if several runs have it; None if no run has it."""
+        """Return the mean of a quantity as text; None if no run has the quantity.
+
+        If several runs have it, the standard error of the mean is added.
+        """
         known = self._known(quantity)
         if len(known) < 2:
             return text(known[0]) if known else None
@@ -61,7 +64,7 @@ class Variant:
 
 
 def variants(runs: Sequence[Run], *, each: bool = False) -> list[Variant]:
-    """Return the variants of `runs`, in the order of their first runs. If `each` is True, every run is a variant."""
+    """Return the variants that `runs` form, in the order of their first runs. If `each` is True, every run is a variant."""
     alike: dict[str, list[Run]] = {}
     for number, run in enumerate(runs):
         alike.setdefault(str(number) if each else _key(run), []).append(run)
@@ -72,7 +75,7 @@ def variants(runs: Sequence[Run], *, each: bool = False) -> list[Variant]:
 
 
 def each_run(found: Sequence[Variant]) -> list[Variant]:
-    """Return every run of the variants as a variant of its own, in the colour of its original variant."""
+    """Return a variant for every run in the variants `found`. It has the colour of the variant that the run comes from."""
     return _shortened([Variant(variant.number, run.name, (run,)) for variant in found for run in variant.runs])
 
 
@@ -81,9 +84,10 @@ def _shortened(found: Sequence[Variant]) -> list[Variant]:
 
 
 def _names(groups: Sequence[Sequence[Run]]) -> list[str]:
-    """Return a name for each group: the run's name or, for several runs, their common name with the number of seeds.
+    """Return a name for each group of runs.
 
-    If another group has the same common name, the name is that of the first run with the number of other seeds.
+    The name of a single run is its own. The name of several runs is their common name with the number of seeds. If another
+    group has the same common name, it is the name of the first run with the number of other seeds.
     """
     common = [common_name([run.name for run in group]) if len(group) > 1 else "" for group in groups]
     names = []
@@ -98,7 +102,7 @@ def _names(groups: Sequence[Sequence[Run]]) -> list[str]:
 
 
 def _key(run: Run) -> str:
-    """Return a text that is equal for all runs that may belong to the same variant."""
+    """Return a text that is the same for runs that may form one variant, and different for other runs."""
     told = {name: value for name, value in facts(run).items() if name not in _OF_ONE_RUN}
     return to_json([told, run.ended, run.plan.to_dict() if run.plan else None])
 
@@ -110,7 +114,7 @@ def _differ_by_seed(group: Sequence[Run]) -> bool:
 
 
 def facts(run: Run) -> dict[str, str]:
-    """Return the settings, the parts of the scheme and the versions of a run, as users type them."""
+    """Return the settings, the parts of the scheme and the versions of a run, by name, as texts in the form that users type."""
     scheme = {f"scheme: {name}": value for name, value in run.scheme.items() if name != "name"}
     versions = {f"version: {name}": value for name, value in run.versions.items()}
     found = {"workers": run.workers, **run.settings, **scheme, **versions}
@@ -118,13 +122,13 @@ def facts(run: Run) -> dict[str, str]:
 
 
 def facts_of(variant: Variant) -> dict[str, str]:
-    """Return the facts of the variant's first run, with the seeds of all runs."""
+    """Return the facts of the variant's first run (see `facts`). If it has several runs, the seed is that of all of them."""
     found = facts(variant.first)
     return {**found, _SEED: variant.seeds} if len(variant.runs) > 1 else found
 
 
 def as_text(value: Any) -> str | None:
-    """Return a recorded value as users type it."""
+    """Return a recorded value as text in the form that users type; None if it is None."""
     if value is None or isinstance(value, str):
         return value
     return to_json(value)
