@@ -107,8 +107,7 @@ def _list_file(name: str) -> None:
 
 
 def show_source(spec: str, target: str) -> None:
-    """Print the source text that is generated from the formula of a codec. `spec`: the codec's spec. `target`: "cuda" or
-    "numba".
+    """Print the source text that is generated from the formula of a codec. `spec`: the codec's spec. `target`: "cuda" or "numba".
 
     Raises ConfigurationError if the codec has no formula, or only hand-written kernels for `target`.
     """

@@ -305,9 +305,7 @@ def _speaks() -> bool:
 
 
 def main(arguments: Sequence[str] | None = None, command: click.Command | None = None, name: str = "psnode") -> int:
-    """Run a command line of psnode, or of another `command`, and return the exit code. `name`: the program's name in
-    messages.
-    """
+    """Run a command line of psnode, or of another `command`, and return the exit code. `name`: the program's name in messages."""
     here = place()
     try:
         with shown(here.rank if here is not None else 0), streams.installed():

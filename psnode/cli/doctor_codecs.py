@@ -61,8 +61,7 @@ def fault_of(spec: str) -> str:
 
 
 def _fault(spec: str) -> str:
-    """Return a description of the fault that a codec shows when it encodes, decodes and adds an array; empty if it shows
-    none.
+    """Return a description of the fault that a codec shows when it encodes, decodes and adds an array; empty if it shows none.
 
     The decoded values plus the residual must equal the array, and the decoded values must point in the array's direction.
     """

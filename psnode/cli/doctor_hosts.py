@@ -62,9 +62,7 @@ def _show(own: Mapping[str, Any], answers: Sequence[Answer], found: Sequence[Pro
 
 
 def _verdict(hosts: int, found: Sequence[Problem]) -> str:
-    """Return the last line of the output. It states if a job can work on the hosts and, if it cannot, which host to mend
-    first.
-    """
+    """Return the last line of the output. It states if a job can work on the hosts and, if not, which host to mend first."""
     stopping = list(dict.fromkeys(problem.host for problem in found if problem.stops))
     if stopping:
         then = f"; then look at {', '.join(stopping[1:])}" if stopping[1:] else ""

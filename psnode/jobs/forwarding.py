@@ -21,11 +21,10 @@ _KEPT = 1 << 16  # bytes kept from the beginning of standard error
 
 
 class Forwarding:
-    """Pipes that take the output of a process, its descriptors 1 and 2, and pass it on to the descriptors 1 and 2 of this
-    process.
+    """Pipes that forward the output of a child process to descriptors 1 and 2 of this process.
 
     If both descriptors lead to the same file, they share one pipe, so that the order of the output is kept. If the output is
-    a terminal, pseudo-terminals replace the pipes, so that progress bars work in the process.
+    a terminal, pseudo-terminals replace the pipes, so that progress bars work in the child process.
     """
 
     def __init__(self) -> None:
@@ -42,7 +41,7 @@ class Forwarding:
         return self
 
     def begin(self) -> None:
-        """Start the forwarding. Call this when the process has inherited the writing ends, since they are closed here."""
+        """Start the forwarding. Call this when the child process runs, because this process's writing ends are closed here."""
         self._close_writing()
         for source, target in self._ends:
             self._threads.append(threading.Thread(target=self._copy, args=(source, target), name="psnode-output", daemon=True))
@@ -55,7 +54,7 @@ class Forwarding:
 
     @property
     def heard(self) -> str:
-        """Return the beginning of the output on standard error."""
+        """Return the beginning of the child process's output on standard error."""
         return self._heard.decode(errors="replace")
 
     def _copy(self, source: int, target: int) -> None:

@@ -227,8 +227,7 @@ def hello() -> bytes:
 
 
 def stated_threads(config: Config) -> int:
-    """Return the number of threads that the user has stated for this process; 0 if rank 0 shall divide the cores among the
-    ranks.
+    """Return the number of threads for this process; 0 if rank 0 is to divide the cores among the ranks.
 
     If OMP_NUM_THREADS is set, its value is returned. Otherwise the result is the number of all cores if the workers are
     threads of this process, because they take turns. For all other jobs it is 0.

@@ -71,10 +71,10 @@ def _leave_as(pid: int) -> None:
 
 
 def _spare_the_last_collections() -> None:
-    """Exempt all objects from Python's cycle collector, whose last passes over the objects of torch and Numba would take a
-    second.
+    """Exempt all objects from Python's cycle collector, so that the process exits quicker.
 
-    These passes would also flush and close files that are part of cycles. So buffered files are flushed here first.
+    The collector's last passes over the objects of torch and Numba would take a second. They would also flush and close files
+    that are part of cycles, so buffered files are flushed here first.
     """
     for found in gc.get_objects():
         if type(found) in _BUFFERED:

@@ -1,6 +1,4 @@
-"""The command `psnode launch`: it runs mpirun with the options of a fault-tolerant job, and waits for its last process to
-end.
-"""
+"""The command `psnode launch`: it runs mpirun with the options of a fault-tolerant job until its last process has ended."""
 
 from __future__ import annotations
 

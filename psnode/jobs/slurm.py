@@ -1,5 +1,4 @@
-"""A batch script for Slurm that runs a job on the allocated nodes, stops it before the time limit, requeues it and resumes
-it.
+"""A batch script for Slurm that runs a job on the allocated nodes, stops it before the time limit, requeues it and resumes it.
 
 Before the time limit, Slurm sends USR1 to the script (`--signal`). psnode then writes a checkpoint and exits with 75. After
 this exit code, the script calls `scontrol requeue`, and the next start of the job resumes the run. After TERM (scancel,
@@ -96,8 +95,7 @@ class BatchJob:
 
 
 def batch_script(job: BatchJob, command: Sequence[str], train_dir: Path, mpirun_args: Sequence[str] = ()) -> str:
-    """Return the text of the batch script. `command`: the words `train` and its arguments, which make the run write to
-    `train_dir`.
+    """Return the text of the batch script. `command`: the word `train` and its arguments, which write to `train_dir`.
 
     A relative `train_dir` is resolved against the directory from which the script is submitted. All nodes must see that
     directory.

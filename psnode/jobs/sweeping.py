@@ -24,9 +24,7 @@ _PROC = Path("/proc")
 
 @contextlib.contextmanager
 def swept(prefix: str) -> Iterator[tuple[Path, Callable[[int], None]]]:
-    """Create a temporary folder. Yields it, and a function that must be called with the session id of the job that uses the
-    folder.
-    """
+    """Create a temporary folder. Yields it, and a function to call with the session id of the job that uses the folder."""
     with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as folder:
         command = [sys.executable, "-I", "-S", __file__, folder]
         nowhere = subprocess.DEVNULL

@@ -73,9 +73,7 @@ class CriticalPath:
 
 
 def spans_of(events: Iterable[Mapping[str, Any]]) -> list[WorkSpan]:
-    """Return the complete events of a Chrome trace (those with a duration) as spans, sorted by start. Other events are
-    skipped.
-    """
+    """Return the complete events of a Chrome trace (those with a duration) as spans, sorted by start. Skip other events."""
     found = []
     for event in events:
         start, length, facts = finite(event.get("ts")), finite(event.get("dur")), event.get("args")
@@ -161,10 +159,10 @@ def _path(
 
 
 def _cover(rank: int, spans: Sequence[WorkSpan], start: float, stop: float, gap: str) -> list[PathPart]:
-    """Return consecutive parts that cover the time from `start` to `stop`. A part has the name of the shortest span that
-    covers it.
+    """Return consecutive parts that cover the time from `start` to `stop`.
 
-    The name of a part that no span covers is `gap`. `spans` are sorted by start.
+    A part has the name of the shortest span that covers it, or the name `gap` if there is no such span. `spans` are sorted by
+    start.
     """
     edges = sorted({start, stop, *(edge for span in spans for edge in (span.start, span.stop) if start < edge < stop)})
     parts, over, index = list[PathPart](), list[WorkSpan](), 0
@@ -186,8 +184,9 @@ _NAMES = {"norm": "update", "finish": "decode", "constrain": "update", "average"
 
 
 def means(found: Sequence[CriticalPath]) -> dict[str, float]:
-    """Return the mean seconds per step of each part of the critical path, by name: first those in PARTS, in their order, then
-    others.
+    """Return the mean seconds per step of each part of the critical path, by name.
+
+    First come the names in PARTS, in their order, and then all other names.
     """
     sums: dict[str, float] = dict.fromkeys(PARTS, 0.0)
     for path in found:

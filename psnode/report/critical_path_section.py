@@ -1,6 +1,4 @@
-"""The section of a report about critical paths. It shows the average parts of a step, and one step with the spans of all
-ranks.
-"""
+"""The section of a report about critical paths, with the average parts of a step, and one step with the spans of all ranks."""
 
 from __future__ import annotations
 

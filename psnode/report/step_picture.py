@@ -72,9 +72,7 @@ def _bar(span: PredictedSpan) -> WorkBar:
 
 
 def _rows(spans: Iterable[PredictedSpan]) -> list[list[PredictedSpan]]:
-    """Return the spans in rows, so that no spans in a row overlap. Each span is in the first row that is free at its
-    beginning.
-    """
+    """Return the spans in rows without overlaps. Each span is in the first row that is free at the span's beginning."""
     rows: list[list[PredictedSpan]] = []
     for span in sorted(spans, key=lambda span: span.begin):
         free = next((row for row in rows if row[-1].end <= span.begin + 1e-9), None)

@@ -119,8 +119,7 @@ def settings(variant: Variant) -> Element:
 
 
 def hosts(runs: Sequence[Run]) -> list[Element]:
-    """Return a table for each different list of hosts. Consecutive ranks with the same host, cores and arithmetic share a
-    row.
+    """Return a table for each different list of hosts. Consecutive ranks with the same host, cores and arithmetic share a row.
 
     Runs with the same list share a table.
     """

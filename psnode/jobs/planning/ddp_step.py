@@ -54,7 +54,7 @@ def sums_of(tensors: Sequence[TensorTimes], hook: str) -> list[DdpBucket]:
     """Return the sums of a step under `hook`: for each sum its bytes, and the time at which its values are ready.
 
     PowerSGD adds up all first factors in one sum. Then it computes all second factors from the result, and adds them up in
-    another sum. It has one bucket, because torch over gloo supports no more under PowerSGD.
+    another sum. PowerSGD has one bucket, because torch over gloo does not support more with it.
     """
     communication = Communication.parse(hook)
     if communication.kind != "powersgd":

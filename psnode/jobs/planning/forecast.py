@@ -69,13 +69,12 @@ class CompressionVerdict:
 def forecasts(
     profile: Profile, scenario: Scenario, topologies: Sequence[str] = (USUAL,), schemes: Collection[str] | None = None
 ) -> list[Forecast]:
-    """Return the forecasts of DDP with its hooks and of the profile's schemes, the fastest first. `schemes`: None for all
-    schemes.
+    """Return the forecasts of DDP with its hooks and of the profile's schemes, the fastest first.
 
-    Every scheme is predicted under each of `topologies` under which train accepts it. If there are several topologies, those
-    under which a step has too many frames are left out. If there is only one, ConfigurationError is raised if its step has
-    too many frames, or if train refuses all schemes under it. Also raises the errors of
-    psnode.jobs.planning.routing.routed_groups.routed.
+    `schemes`: the names of the schemes; None for all. Every scheme is predicted under each of `topologies` under which
+    train accepts it. If there are several topologies, those under which a step has too many frames are left out. If there
+    is only one, ConfigurationError is raised if its step has too many frames, or if train refuses all schemes under it.
+    Also raises the errors of psnode.jobs.planning.routing.routed_groups.routed.
     """
     found = [_of_ddp(profile, hook, scenario) for hook in profile.ddp]
     asked = [name for name in profile.schemes if schemes is None or name in schemes]
@@ -91,9 +90,9 @@ def forecasts(
 
 
 def left_out(profile: Profile, topologies: Sequence[str], found: Sequence[Forecast]) -> dict[str, list[str]]:
-    """Return, for each topology, the schemes that have no forecast in `found`. Topologies without such schemes are left out.
+    """Return, for each topology, the schemes that have no forecast in `found`. A topology whose schemes all have one is left out.
 
-    Either train refuses a scheme under the topology, or its step has too many frames to predict.
+    A scheme has no forecast if train refuses it under the topology, or if its step has too many frames to predict.
     """
     there = {(row.name, row.topology) for row in found}
     missing = {topology: [name for name in profile.schemes if (name, topology) not in there] for topology in topologies}

@@ -50,8 +50,7 @@ def _topologies(rows: Sequence[Forecast]) -> set[str]:
 
 
 def chains(rows: Sequence[Forecast]) -> list[str]:
-    """Return an empty line and the lines of a table with the critical path of each step: the milliseconds of each kind of
-    work.
+    """Return an empty line and a table: for each step, the milliseconds of each kind of work on its critical path.
 
     Work that is not on the critical path is not shown. It does not delay the step, because it runs in parallel.
     """

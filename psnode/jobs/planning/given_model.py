@@ -49,7 +49,7 @@ class GivenModel(Task):
         return copy.deepcopy(self._model).cpu()
 
     def train_data(self) -> GivenModel:
-        """Return this object, whose length is the number of examples in the batch."""
+        """Return this object as the data set. Its length is the number of examples in the batch."""
         return self
 
     eval_data = train_data
@@ -83,9 +83,7 @@ class GivenModel(Task):
         return loss, None
 
     def check_loss(self) -> None:
-        """Compute the loss of a copy of the model once. Raises ConfigurationError if no backward pass can follow from this
-        loss.
-        """
+        """Compute the loss of a copy of the model once. Raises ConfigurationError if a backward pass from it is impossible."""
         from psnode.worker.reached import Reach, parameters_of
 
         model = copy.deepcopy(self._model)

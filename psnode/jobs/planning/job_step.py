@@ -272,8 +272,7 @@ class StepRoot:
         return self._hosts.compute(MASTER, self._rank, copies * self._costs.bookkeeping, [arrived], queue=self._main)
 
     def close(self, index: int, frames: Sequence[int], notes: list[_Note], copies: Sequence[int] | None = None) -> int:
-        """Add the decoding of a group's frames and the group's update. Return the activity after which its weights can be
-        sent.
+        """Add the decoding of a group's frames and its update. Return the activity after which its weights can be sent.
 
         `frames`: the activities with which frames arrive. `copies`: for each of them the number of frames, by default one.
         """

@@ -106,8 +106,7 @@ class OwnModelPlan:
         self.profile.save(Path(file))
 
     def save_plan(self, file: Path | str, rate: str | None = None) -> str:
-        """Save the plan of the best scheme at a rate to a file, and return the scheme's name. A session uses it with
-        plan=FILE.
+        """Save the plan of the best scheme at a rate to a file for plan=FILE of a session, and return the scheme's name.
 
         `rate`: a key of `by_rate`. It may be left out if there is only one. Raises ConfigurationError for an unknown rate,
         and if the record of losses speaks against every scheme.

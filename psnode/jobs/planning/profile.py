@@ -1,4 +1,4 @@
-"""Profiles, the measurements behind predictions: the passes of a model, coding under several schemes, and the host."""
+"""Profiles, on which predictions are based: measurements of a model's passes, of coding under several schemes, and of a host."""
 
 from __future__ import annotations
 

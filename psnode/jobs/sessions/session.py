@@ -128,8 +128,9 @@ class Session:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Return the number of steps of the job in an epoch. Like all figures, it is known only after s.batches(loader) was
-        called.
+        """Return the number of steps of the job in an epoch.
+
+        Like all figures of a session, it is known only after s.batches(loader) was called.
         """
         return self._known("steps_per_epoch").steps_per_epoch
 
@@ -295,9 +296,7 @@ class Session:
             self._close(code)
 
     def _begin(self, loader: Iterable[Batch], steps_per_epoch: int | None) -> None:
-        """Agree with the other ranks on settings and data, and create the worker. On rank 0, serve until the end of the run
-        instead.
-        """
+        """Agree with the other ranks on settings and data, and create the worker. On rank 0, serve until the end instead."""
         from psnode.jobs.sessions.session_data import batch_size, own_loop
 
         assert self._transport is not None
@@ -359,8 +358,7 @@ class Session:
         return Layout.of(self.size, 0).readers
 
     def _hand_out(self, code: int) -> None:
-        """Load the weights of the last checkpoint into the model of rank 0, and send them with the exit code to the other
-        ranks.
+        """Load the weights of the last checkpoint into the model of rank 0, and send them and the exit code to the other ranks.
 
         If the run was stopped, only its exit code is sent.
         """
@@ -456,8 +454,6 @@ def _brief(error: BaseException) -> BaseException:
 
 
 def _leave(code: int) -> None:
-    """Exit after the last output of the program, with `code`, or with 1 if `code` is 0 and the program ended with an
-    exception.
-    """
+    """Exit after the last output of the program, with `code`. If it is 0 and the program ended with an exception, exit with 1."""
     logging.shutdown()
     exit_without_mpi(code or int(getattr(sys, "last_value", None) is not None))

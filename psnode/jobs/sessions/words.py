@@ -45,10 +45,10 @@ def in_words_of_program(error: ConfigurationError) -> ConfigurationError:
 
 
 def resumed_automatically(given: Mapping[str, Any], environment: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the settings and the environment of a session, with "auto" as the value of `resume` or PSNODE_RESUME decided.
+    """Return the settings and the environment of a session, with True or False in place of `resume="auto"` or PSNODE_RESUME=auto.
 
-    The value becomes True if the directory in `given["train_dir"]` contains a run, otherwise False. If it is True, the
-    settings of initial weights (init_from, new_head) are left out, since they have no effect on a resumed run.
+    The value is True if the directory `given["train_dir"]` contains a run. In this case the settings of initial weights
+    (init_from, new_head) are left out, since they have no effect on a resumed run.
     """
     found, variables = dict(given), dict(environment)
     if variables.get(_RESUME, "").casefold() == AUTO:

@@ -28,7 +28,7 @@ class EventLoop:
         self._over = True
 
     def run(self) -> bool:
-        """Handle events until `stop` is called. Return False if no event is left before."""
+        """Handle events until `stop` is called. Return False if no event is left although `stop` has not been called."""
         while self._events and not self._over:
             self.now, _, call, arguments = heapq.heappop(self._events)
             call(*arguments)

@@ -22,7 +22,7 @@ class Cores(Protocol):
 
 
 class FreeCores:
-    """Cores of which there are always enough, so that no work waits."""
+    """Cores of a host that has enough of them for all work, so that no work waits."""
 
     def __init__(self, loop: EventLoop) -> None:
         self._loop = loop
@@ -33,7 +33,7 @@ class FreeCores:
 
 
 class SharedCores:
-    """The `count` cores of a host, which all work at a moment shares equally. No work gets more than one core.
+    """The `count` cores of a host. All work that runs at the same time shares them equally, with at most one core for each work.
 
     `crowded`: the speed of a core while all cores work, as in psnode.jobs.planning.fluid.simulation.Resource. `standstills`:
     pauses in the order of their begin, in which no work is done. All work has the same speed at a moment. So work that takes

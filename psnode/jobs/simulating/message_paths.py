@@ -29,8 +29,7 @@ class _MovingFrame:
 
 
 class MessagePaths:
-    """The paths of all messages of a job. `sent`, `received`: by rank, the bytes of group frames that were given to the
-    rank's link.
+    """The paths of all messages of a job. `sent`, `received`: by rank, the bytes of group frames given to its link.
 
     The links of all hosts have the same rate. At each end, a frame also takes time of the thread that calls MPI, which
     handles one frame after another. A frame arrives half a round trip after the links and both threads have finished with it.
@@ -82,8 +81,9 @@ class MessagePaths:
         return self._send(source, rank, nbytes, call, arguments)
 
     def tell(self, rank: int, call: Callable[..., object], *arguments: object) -> None:
-        """Send a control message of the master to `rank`. It has no bytes and no costs, and arrives after the master's
-        earlier frames.
+        """Send a control message of the master to `rank`.
+
+        It has no bytes and no costs, and arrives after the master's earlier frames to the rank.
         """
         self._control(MASTER, rank, call, arguments)
 

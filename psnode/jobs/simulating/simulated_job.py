@@ -187,7 +187,7 @@ def _shared_cores(
 
 
 def _run(loop: EventLoop, master: SimulatedMaster) -> None:
-    """Run the job until the master ends it. Raises PsnodeError if no event is left before."""
+    """Run the job until the master ends it. Raises PsnodeError if no event is left although the master has not ended the job."""
     master.begin()
     for worker in master.workers.values():
         worker.begin()

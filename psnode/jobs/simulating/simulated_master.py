@@ -121,13 +121,11 @@ class SimulatedMaster:
     # messages
 
     def hear(self, origin: Origin) -> None:
-        """Record that a gradient of the rank `origin.rank` has come to the master's own shard, so that the rank is not
-        silent.
-        """
+        """Record that a gradient of `origin.rank` has come to the master's own shard. So this rank does not count as silent."""
         self._membership.members.hear(origin.rank, origin.version + 1)
 
     def hear_report(self, rank: int, version: int) -> None:
-        """Record that worker `rank` has reported its step on `version`, so that it is not silent.
+        """Record that worker `rank` has reported its step on `version`, so that it does not count as silent.
 
         Workers report if other ranks than the master are roots, because the master may then get no gradients from them.
         """

@@ -95,8 +95,7 @@ def membership_of(
     ranks: Iterable[int],
     weights: int,
 ) -> tuple[Membership, ToldEvents]:
-    """Return the membership of a simulated job with the workers `ranks`, and its list of events. Its clock shows virtual
-    time.
+    """Return the membership of a simulated job with the workers `ranks`, whose clock shows virtual time, and its list of events.
 
     `workers`: the workers by rank; the caller fills it before the first round opens. `weights`: bytes of the weights of all
     groups.

@@ -1,6 +1,4 @@
-"""Records of a simulated job in the files of a run, which `psnode runs`, `psnode report` and the checker of histories can
-read.
-"""
+"""Records of a simulated job in the files of a run, for `psnode runs`, `psnode report` and the checker of histories."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A shard in virtual time: the rounds of the groups of one root, and its lanes. The seconds of their work come from the
-profile.
-"""
+"""A shard in virtual time: the rounds of the groups of one root, and lanes whose work takes the seconds in the profile."""
 
 from __future__ import annotations
 
@@ -187,9 +185,7 @@ class SimulatedShard:
         self._listener.count_weights(made, self._paths.down(rank, nbytes, hear, *way, source=source))
 
     def _pass_on(self, rank: int, made: int, group: int) -> None:
-        """Make `rank` pass a group's weights on to its heirs in the tree, when the weights have come to it and it does not
-        pause.
-        """
+        """Make `rank` pass a group's weights, which have come to it, on to its heirs in the tree as soon as it does not pause."""
         awake = through(of_rank(self._standstills, rank), self._loop.now, 0.0)
         if awake > self._loop.now:
             self._loop.at(awake, self._pass_on, rank, made, group)

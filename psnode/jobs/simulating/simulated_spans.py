@@ -6,8 +6,7 @@ from typing import Any
 
 
 class SimulatedSpans:
-    """A collector of spans, which get the names and facts of psnode.records.timeline.Tracer. It stores nothing unless
-    `enabled`.
+    """A collector of spans that get the names and facts of psnode.records.timeline.Tracer. It stores them only if `enabled`.
 
     `events`: the spans as trace events, with virtual times.
     """

@@ -1,6 +1,4 @@
-"""A worker in virtual time. Its passes wait for weights, its coder works in parallel, and it chooses the version of its next
-step.
-"""
+"""A worker in virtual time: its passes, which wait for weights, its coder, and the choice of the version for its next step."""
 
 from __future__ import annotations
 
@@ -145,8 +143,9 @@ class SimulatedWorker:
             self._look(version)
 
     def hear_whole(self, version: int) -> None:
-        """Record that the whole weights of `version` have arrived. With them a worker can continue that has missed earlier
-        versions.
+        """Record that the whole weights of `version` have arrived.
+
+        With them, a worker can continue although it has missed earlier versions.
         """
         self._arrived[version].update(range(len(self._order.groups)))
         self._whole = version
@@ -208,8 +207,7 @@ class SimulatedWorker:
                 yield
 
     def _wait(self, there: Callable[[], bool]) -> Iterator[None]:
-        """Wait until `there` returns True, or until whole weights of a later version have arrived in place of the expected
-        version.
+        """Wait until `there` returns True, or until whole weights of a later version have come in place of the expected version.
         """
         if there():
             return
@@ -230,8 +228,7 @@ class SimulatedWorker:
 
     @property
     def _is_behind(self) -> bool:
-        """True if a later version has arrived completely, or if the master holds the next version back until this worker
-        answers.
+        """True if a later version has arrived completely, or if the master holds back the next version until this worker answers.
         """
         return self._newest > self._version or (self._hold is not None and self._hold > self._version)
 

@@ -16,8 +16,7 @@ def best_of(outcomes: Sequence[TrialOutcome]) -> TrialOutcome | None:
 
 
 def command_of(trial: Trial) -> str:
-    """Return the shell command of a training with the trial's settings, but with the length that `options` or the defaults
-    define.
+    """Return the shell command of a training with the trial's settings, but without the trial's number of steps.
 
     It writes to the directory `best`, next to the trial's own directory.
     """

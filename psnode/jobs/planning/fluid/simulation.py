@@ -116,9 +116,7 @@ class Graph:
         return ActivityTimes(begin, end, cause, work, places.T)
 
     def _queues(self) -> npt.NDArray[np.void]:
-        """Return the records of the queues for psnode.jobs.planning.fluid.fluid_events, with room for all of their
-        activities.
-        """
+        """Return the records of the queues for fluid_events, with room for all of their activities."""
         found = np.zeros(self.queues, QUEUE)
         sizes = np.bincount([each for each in self.served_by if each is not None], minlength=self.queues)
         found["start"] = np.cumsum(sizes) - sizes

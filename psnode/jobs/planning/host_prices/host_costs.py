@@ -61,7 +61,7 @@ def add_cost() -> float:
 def median_seconds(work: Callable[[], object], seconds: float = 0.0, warmup: int = 1) -> float:
     """Return the median duration of a call of `work`, after `warmup` calls that do not count.
 
-    At least _ROUNDS calls are measured, and as many as fill `seconds`.
+    At least _ROUNDS calls are measured, and more if these take less than `seconds` seconds together.
     """
     for _ in range(warmup):
         work()

@@ -52,7 +52,7 @@ class StepFigures(NamedTuple):
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run of `workers` workers in the directory `path`, with the medians `measured` of `steps` steps.
+    """A finished run of `workers` workers in the directory `path`. `measured`: the medians over `steps` of its steps.
 
     `prediction`: the recorded prediction of the run's step, or None. `links`: the recorded measurement of its links, or None.
     `cores`: the number of cores of the host that has the fewest; None if unknown. `crowded`: True if all ranks shared one
@@ -135,9 +135,7 @@ class FinishedRun:
 
     @property
     def code(self) -> str | None:
-        """The flag and value of the first setting of the run that names code outside psnode; None if there is no such
-        setting.
-        """
+        """The first setting of the run that names code outside psnode, as flag and value; None if there is no such setting."""
         for name, setting in settings().items():
             value, tells = getattr(self.config, name), setting.rules.names_code
             if name != "log_to" and tells is not None and tells(value):

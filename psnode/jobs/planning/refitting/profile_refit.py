@@ -166,9 +166,9 @@ def with_figures(profile: Profile, name: str, run: FinishedRun) -> Profile:
 def _changed(
     groups: Sequence[GroupCosts], slower: float, change: Callable[[int, GroupCosts], dict[str, Any]]
 ) -> tuple[GroupCosts, ...]:
-    """Return the groups with passes that take `slower` times as long.
+    """Return the groups, changed so that their passes take `slower` times as long.
 
-    `change` returns other changed costs of a group by their names.
+    `change`: a function that returns further changed costs of a group, by name.
     """
     return tuple(
         replace(

@@ -96,8 +96,9 @@ def _merged(costs: SchemeCosts, bundles: Sequence[Sequence[int]]) -> SchemeCosts
 
 
 class _FoldedJob:
-    """The folded graph of several steps of a job. `begins`: by step, the activity with which the worker's backward pass
-    begins.
+    """The folded graph of several steps of a job.
+
+    `begins`: by step, the activity with which the worker's backward pass begins.
     """
 
     def __init__(self, profile: Profile, groups: RoutedGroups, scenario: Scenario) -> None:
@@ -129,7 +130,7 @@ class _FoldedJob:
             arrived = [[self._weights(index, done)] for index, done in enumerate(closed)]
 
     def _copies(self, root: int) -> int:
-        """Return the number of workers that send frames to `root` over a link: all workers except `root` itself."""
+        """Return the number of workers that exchange frames with `root` over a link: all workers except `root` itself."""
         return self._workers - (root in self._layout.computing)
 
     def _share(self, root: int, size: int) -> int:
@@ -178,9 +179,7 @@ class _FoldedJob:
         return self.hosts.wait(self._scenario.round_trip / 2, found)
 
     def _weights(self, index: int, closed: int) -> int:
-        """Add the frames with the weights of a group to all workers. Return the activity that ends when the one worker has
-        them.
-        """
+        """Add the frames with a group's weights to all workers. Return the activity that ends when the one worker has them."""
         if len(self._routes[index].roots) > 1:
             return closed
         root, whole, size = self._root_of(index), self._costs.groups[index].down, len(self._bundles[index])

@@ -34,7 +34,7 @@ class RoutedGroups:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The coordinates of every group."""
+        """The number of coordinates of every group."""
         return tuple(group.size for group in self.plan.groups)
 
     @property
@@ -100,10 +100,10 @@ def _refuse(costs: SchemeCosts, topology: str) -> None:
 
 
 def _with_dense_weights(profile: Profile, costs: SchemeCosts, plan: Plan) -> SchemeCosts:
-    """Return the costs with updates and weights that are not coded. Their seconds per coordinate are those of the scheme
-    dense.
+    """Return the costs with updates and weights that are not coded.
 
-    If the profile does not contain dense, they are the scheme's own average seconds per coordinate.
+    Their seconds per coordinate are those of the scheme dense or, if the profile does not contain dense, the scheme's own
+    average.
     """
     plain = profile.schemes.get(DENSE, costs)
     seconds = {key: sum(getattr(group, key) for group in plain.groups) for key in ("apply", "update")}

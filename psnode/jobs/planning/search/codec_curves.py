@@ -100,7 +100,7 @@ def fitted_curves(measured: Sequence[SchemeCosts]) -> CodecCurves:
 def fitted_line(counts: Iterable[Sequence[float]], costs: Sequence[float]) -> CostLine:
     """Return the CostLine that fits `costs` best.
 
-    `counts`: for each cost, the numbers of groups, of coded and of plain coordinates that it is the cost of. The squared
+    `counts`: for each cost, the numbers of groups, of coded coordinates and of plain coordinates that cause it. The squared
     error of a cost is divided by the cost, so that small groups matter next to large ones.
     """
     target = np.asarray(costs, float)

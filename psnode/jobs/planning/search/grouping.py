@@ -66,8 +66,7 @@ class SmallTensorRules:
         return cls(config.min_compress_bytes, config.small_tensors == "coded")
 
     def codes(self, name: str, shape: tuple[int, ...], codec: str) -> bool:
-        """Return True if a plan codes a tensor by `codec`, which is requested for it, and False if the tensor is sent
-        uncoded.
+        """Return True if a plan codes the tensor by `codec`, which is requested for it; False if it is sent uncoded.
 
         Raises ConfigurationError if the codec cannot code the tensor.
         """
@@ -113,12 +112,12 @@ def grouped_plan(
 
 
 def planned_costs(plan: Plan, tensors: Sequence[TensorTimes], candidates: Sequence[CodecCandidate]) -> SchemeCosts:
-    """Return the costs of a plan by the candidates' curves, for psnode.jobs.planning.job_step. KeyError for unknown tensors.
+    """Return the costs of a plan by the candidates' curves, for psnode.jobs.planning.job_step.
 
     All coded segments of a group have the codec of one candidate. If no candidate has this codec, the group has the costs of
     the first candidate. A group is ready when its last tensor is ready, and needed when its first tensor is needed. A group
     without a coded coordinate is sent in the same way under all candidates. It has the costs of a candidate that codes
-    nothing, if there is one. `bookkeeping` is the mean over all frames.
+    nothing, if there is one. `bookkeeping` is the mean over all frames. Raises KeyError for unknown tensors.
     """
     by_name, places = {tensor.name: tensor for tensor in tensors}, plan.slices()
     by_codec = {candidate.codec: candidate for candidate in reversed(candidates)}

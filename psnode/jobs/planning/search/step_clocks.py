@@ -57,8 +57,9 @@ class FrameTimes(NamedTuple):
     byte_in_thread: float
 
     def at(self, nbytes: Floats, bookkeeping: Floats | float = 0.0) -> Floats:
-        """Return the seconds of frames of `nbytes` bytes: the longest of the times on the wire, in the MPI thread and for
-        bookkeeping.
+        """Return the seconds of frames of `nbytes` bytes.
+
+        They are the longest of three times: on the wire, in the thread that calls MPI, and for `bookkeeping`.
         """
         slowest = np.maximum(nbytes * self.byte_on_wire, self.message + nbytes * self.byte_in_thread)
         found: Floats = np.maximum(slowest, bookkeeping)
@@ -227,9 +228,7 @@ class StepClocks:
         return label
 
     def grouping(self, stops: Sequence[int], chosen: Sequence[int], parts: Sequence[int] | None = None) -> Grouping:
-        """Return the grouping with the given groups, and with its seconds and error in this model. For the arguments see
-        `along`.
-        """
+        """Return the grouping with the groups that the arguments describe, as in `along`, with its seconds and its error."""
         label, found, start = self.along(stops, chosen, parts), [], 0
         for stop, candidate, count in zip(stops, chosen, parts or [1] * len(stops), strict=True):
             names = tuple(tensor.name for tensor in self.tensors[start:stop])
