@@ -1,4 +1,4 @@
-"""The command `psnode plan`."""
+"""The command `psnode plan`, which predicts the steps of a job under several schemes, and under PyTorch's DDP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `psnode simulate`."""
+"""The command `psnode simulate`, which simulates a whole job in virtual time."""
 
 from __future__ import annotations
 

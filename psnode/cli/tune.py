@@ -1,4 +1,4 @@
-"""The command `psnode tune`."""
+"""The command `psnode tune`, which compares short trainings with different settings."""
 
 from __future__ import annotations
 

@@ -219,7 +219,7 @@ def signals(inbox: Inbox) -> Iterator[None]:
 
 
 def hello() -> bytes:
-    """Return the message with which this rank introduces itself."""
+    """Return the HELLO message of this rank, which states its host, process, version of psnode and cores."""
     from psnode.exchange.machine import Machine
 
     here = Machine.here()

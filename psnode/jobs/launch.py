@@ -56,14 +56,14 @@ def launch(
     """Run `psnode COMMAND...` on one master and `n_workers` workers, and return rank 0's exit code.
 
     Args:
-        hostfile: hosts, one per line, the master's first. Lines `NAME slots=N` are filled in order. A plain list of
+        hostfile: file of hosts, one per line, the master's first. Lines `NAME slots=N` are filled in order. A plain list of
             addresses gets one rank per host in turn. None: all ranks run on this host.
         mpirun_args: arguments for mpirun. They take precedence over psnode's own choices.
         kill_after: seconds from a request to stop (TERM, INT, USR1, HUP) until every process is killed.
         restarts: maximum number of restarts, with --resume, after the job has ended by itself without being done.
-        run_directory: directory of the run that a restart resumes. If a job dies before creating it, the restart begins anew.
-        program: the program of every rank, before `command`: a module, which this interpreter runs, or words. For a program
-            other than PSNODE and PROGRAM, it is unknown if the program exited normally or was killed.
+        run_directory: directory of the run that a restart resumes. If it does not exist yet, the restart begins a new run.
+        program: the program that every rank runs with the arguments `command`: a module for this interpreter, or the words of
+            a command line. For a program other than PSNODE and PROGRAM, the launcher cannot tell a normal exit from a death.
 
     Raises ConfigurationError if there is no mpirun, no such hostfile, n_workers < 1, or another job at work in `run_directory`.
     """

@@ -34,7 +34,9 @@ class Variant:
 
     @property
     def first(self) -> Run:
-        """Return the first run. The other runs of the variant have the same settings, except for the seed and the directory."""
+        """Return the first run. The other runs of the variant have the same settings, except for seed, `train_dir` and
+        `resume`.
+        """
         return self.runs[0]
 
     @property

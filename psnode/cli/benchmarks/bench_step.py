@@ -1,4 +1,4 @@
-"""The command `psnode bench step`."""
+"""The command `psnode bench step`, which times a worker's step under several schemes."""
 
 from __future__ import annotations
 

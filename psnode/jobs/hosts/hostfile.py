@@ -15,7 +15,7 @@ _SLOTS = re.compile(r"(?:^|\s)slots\s*=\s*(\d+)")
 
 
 class Host(NamedTuple):
-    """A host. `slots`: the number of ranks that it may get; 0 if the file does not state a number."""
+    """A host in a hostfile. `slots`: the number of ranks that it may get; 0 if the file does not state a number."""
 
     name: str
     slots: int

@@ -65,7 +65,7 @@ def ask(
 
 
 def _connect(talks: Mapping[Host, Conversation], master: Answer, worker: Answer, seconds: float) -> None:
-    """Measure the link from a worker's host to the master's host, and the link back."""
+    """Measure the link from a worker's host to the master's host, and the link back. The results go to `worker`."""
     try:
         worker.up = _reached(talks[worker.host], worker, talks[master.host], master, seconds)
         worker.down = _reached(talks[master.host], master, talks[worker.host], worker, seconds)
@@ -74,7 +74,7 @@ def _connect(talks: Mapping[Host, Conversation], master: Answer, worker: Answer,
 
 
 def _link(talks: Mapping[Host, Conversation], sender: Answer, receiver: Answer, seconds: float) -> None:
-    """Measure the link from one worker's host to another worker's host."""
+    """Measure the link from one worker's host to another worker's host. The result goes to `sender`."""
     name = receiver.host.name
     try:
         sender.others[name] = _reached(talks[sender.host], sender, talks[receiver.host], receiver, seconds)

@@ -131,7 +131,7 @@ def judge(found: Sequence[Forecast]) -> CompressionVerdict:
     """Return the verdict on forecasts of one scenario.
 
     A doubtful lossy candidate is the best one only if there is no other candidate. The best scheme is shown under the usual
-    topology if its step then takes at most NEAR times as long as under the fastest one.
+    topology if its step then takes at most NEAR times as long as under the fastest one. NEAR is slightly above 1.
     """
     exact = min((each for each in found if not each.lossy), key=_seconds, default=None)
     lossy = min((each for each in found if each.lossy and not each.doubtful), key=_seconds, default=None)
@@ -147,7 +147,7 @@ def judge(found: Sequence[Forecast]) -> CompressionVerdict:
 def usual(found: Sequence[Forecast], best: Forecast) -> Forecast:
     """Return the forecast of the scheme of `best` under the usual topology, if it takes at most NEAR times as long as `best`.
 
-    Otherwise return `best`.
+    Otherwise return `best`. NEAR is slightly above 1.
     """
     near = (each for each in found if each.name == best.name and each.topology == USUAL and each.seconds <= NEAR * best.seconds)
     return next(near, best)

@@ -58,7 +58,7 @@ class GivenModel(Task):
         return length(self._batch) or 1
 
     def batch(self, indices: npt.NDArray[np.int64], rng: np.random.Generator | None) -> Batch:
-        """Return the batch. The indices are ignored."""
+        """Return the one batch of the task, for any indices."""
         return self._batch
 
     def size(self, batch: Batch) -> int:

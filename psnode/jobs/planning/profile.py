@@ -133,7 +133,7 @@ class Profile:
 
     @property
     def passes(self) -> float:
-        """Seconds of a step without communication."""
+        """Seconds of the forward and backward passes of a step."""
         return self.forward + self.backward
 
     @property

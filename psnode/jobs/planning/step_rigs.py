@@ -78,7 +78,7 @@ class TimedModel:
         return self.task.model()
 
     def computation(self, model: torch.nn.Module) -> Computation:
-        """Return the passes of `model`."""
+        """Return the computation that runs the forward and backward passes of `model`."""
         return Computation(self.task, model, self.device, rank=_WORKER, seed=self.seed, torch_lock=nullcontext())
 
     def settle(self) -> None:
@@ -255,7 +255,7 @@ class _Again:
         return self.size
 
     def batch(self, indices: npt.NDArray[np.int64], rng: np.random.Generator | None) -> Batch:
-        """Return the batch. The indices are ignored."""
+        """Return the one batch, for any indices."""
         return self.found
 
     def feed(self, sampler: Sampler, finished: int, last: int) -> _Again:

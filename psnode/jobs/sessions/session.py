@@ -271,7 +271,8 @@ class Session:
     def stop(self) -> None:
         """End the run early on all ranks, with exit code 0.
 
-        The run ends after the current step, or after the next step if this is called after `step`.
+        If this is called before `step`, the run ends after the current step. If it is called after `step`, the run ends after
+        the next step.
         """
         if self._worker is None:
             raise ConfigurationError("s.stop() belongs in a loop over s.batches(loader), which runs on workers only")

@@ -58,9 +58,9 @@ class SimulatedMaster:
     """The master of a job of `scenario.workers` workers, which ends after `steps` versions. It has the shards of all ranks.
 
     Rounds, the consistency rule, the members, deadlines and flow control are those of a real job, with a clock of virtual
-    time. There are no spares and no checkpoints. `routes`: by group. `cores`: by rank, the cores that a shard shares with the
-    worker on its rank. `whole`: bytes of all weights together. `sizes`: by group, its number of coordinates; empty if the
-    master is the root of all groups. `standstills`: the pauses of all workers.
+    time. There are no spares and no checkpoints. `routes`: the route of each group. `cores`: by rank, the cores that a
+    shard shares with the worker on its rank. `whole`: bytes of all weights together. `sizes`: the number of coordinates of
+    each group; empty if the master is the root of all groups. `standstills`: the pauses of all workers.
     """
 
     def __init__(

@@ -84,10 +84,10 @@ def _gaps(times: Sequence[float], end: float) -> tuple[list[tuple[float, int]], 
 class SimulatedWorker:
     """The worker on `rank`. `goes_on`: True if rounds close without the slowest workers, so that a worker may skip versions.
 
-    `routes`: by group. `shards`: the shards that take gradients, by rank. `cores`: the cores that the worker's threads share
-    with a shard on this rank; they stop during pauses of this rank. `cores` is None if the worker's threads never wait for a
-    core. Then the worker's own time, `_clock`, runs ahead of the loop's time as long as no message can change the worker's
-    work.
+    `routes`: the route of each group. `shards`: the shards that take gradients, by rank. `cores`: the cores that the
+    worker's threads share with a shard on this rank; they stop during pauses of this rank. `cores` is None if the worker's
+    threads never wait for a core. Then the worker's own time, `_clock`, runs ahead of the loop's time as long as no
+    message can change the worker's work.
     """
 
     def __init__(
@@ -207,8 +207,7 @@ class SimulatedWorker:
                 yield
 
     def _wait(self, there: Callable[[], bool]) -> Iterator[None]:
-        """Wait until `there` returns True, or until whole weights of a later version have come in place of the expected version.
-        """
+        """Wait until `there` returns True, or until whole weights of a later version have come in place of the expected ones."""
         if there():
             return
         before = self._clock
@@ -228,7 +227,8 @@ class SimulatedWorker:
 
     @property
     def _is_behind(self) -> bool:
-        """True if a later version has arrived completely, or if the master holds back the next version until this worker answers.
+        """True if a later version has arrived completely, or if the master waits for this worker's answer before the next
+        version.
         """
         return self._newest > self._version or (self._hold is not None and self._hold > self._version)
 
