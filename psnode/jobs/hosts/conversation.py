@@ -24,7 +24,7 @@ _TRIPS = 5
 
 
 class SilentHostError(PsnodeError):
-    """Error for a host that does not answer. Its text is the last line of the errors that the host or ssh printed."""
+    """Error for a host that does not answer. Its text is the reason, such as the last error that the host or ssh printed."""
 
 
 class Conversation:

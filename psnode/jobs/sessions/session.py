@@ -258,10 +258,10 @@ class Session:
         """Record the program's own evaluation of the present weights. Call this on a worker after `step`, before the next batch.
 
         `loss` and `metrics` are means over the evaluated examples; `top1` is a fraction. `examples` and `seconds` are
-        recorded if given. evaluations.jsonl gets the same line as from `psnode evaluate`. Returns True if this is the best
-        evaluation of the run so far, counting those before a resume. Evaluations are compared by top1 if given, otherwise
-        by loss. The checkpoint of the best weights is kept. A `loss` that is not finite is recorded as null, and such an
-        evaluation is never the best.
+        recorded if given. evaluations.jsonl gets the same line as from `psnode evaluate`. Returns True if no earlier
+        evaluation of the run, including those before a resume, is better. Evaluations are compared by top1 if given,
+        otherwise by loss. The checkpoint of the best weights is kept. A `loss` that is not finite is recorded as null, and
+        such an evaluation is never the best.
         """
         if self._worker is None:
             raise ConfigurationError("s.evaluated() belongs in a loop over s.batches(loader), which runs on workers only")

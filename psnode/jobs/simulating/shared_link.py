@@ -14,13 +14,15 @@ _CLOSE = 1e-12  # times with this relative difference count as equal
 
 
 class SharedLink:
-    """One direction of a link of `capacity` bytes per second; None: transfers cost no time. `weights`: by connection.
+    """One direction of a link of `capacity` bytes per second; None: transfers cost no time. `weights`: the weight of each
+    connection.
 
-    A connection carries one message after another, and the connections share the link in proportion to their weights. While
-    the set of active connections stays the same, a message of s bytes on a connection of weight w ends when the link could
-    have given s / w bytes to a connection of weight 1. So the cost of an event is logarithmic in the number of connections.
-    This is the virtual time of A. K. Parekh and R. G. Gallager, "A generalized processor sharing approach to flow control in
-    integrated services networks: the single-node case", IEEE/ACM Transactions on Networking 1, 1993.
+    A connection carries one message after another, and the connections share the link in proportion to their weights.
+    While the set of active connections stays the same, a message of s bytes on a connection of weight w ends when the link
+    could have given s / w bytes to a connection of weight 1 since the message began. So the cost of an event is
+    logarithmic in the number of connections. This is the virtual time of A. K. Parekh and R. G. Gallager, "A generalized
+    processor sharing approach to flow control in integrated services networks: the single-node case", IEEE/ACM
+    Transactions on Networking 1, 1993.
     """
 
     def __init__(self, loop: EventLoop, capacity: float | None, weights: Mapping[int, float]) -> None:

@@ -128,10 +128,10 @@ def simulate_job(
     """Return the course of a job that makes `steps` versions under a scheme of the profile.
 
     `costs`: the costs of the scheme, see `groups_of`; if they have no routes, the master is the root of all groups. Of
-    `config`, only the consistency rule, the deadlines, the order of additions and the topology's name are used. `shared`,
-    `burst` and `master_rate` of the scenario are not modelled. `timeline`: True to record the spans of all ranks. Raises
-    ConfigurationError for settings that contradict the number of workers. Raises TransportError as the master of a real job
-    would, except when a part of the weights is lost: this error becomes the `failure` of the result.
+    `config`, only the consistency rule, the deadlines, `min_workers`, the order of additions and the topology's name are
+    used. `shared`, `burst` and `master_rate` of the scenario are not modelled. `timeline`: True to record the spans of all
+    ranks. Raises ConfigurationError for settings that contradict the number of workers. Raises TransportError as the
+    master of a real job would, except when a part of the weights is lost: this error becomes the `failure` of the result.
     """
     config.check_workers(scenario.workers)
     disturbances.check(scenario.workers)

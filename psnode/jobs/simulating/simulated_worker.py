@@ -48,8 +48,8 @@ class GradientHearer(Protocol):
 class StepOrder:
     """The parts of a worker's step, in seconds. They are the same for all workers.
 
-    `forward`: the groups in the order of their use in the forward pass, each after the seconds of the pass since the use of
-    the previous one. `backward`: the groups in the order in which their gradients finish, in the same form. `last_forward`,
+    `forward`: for each group, in the order of use, the seconds of the forward pass since the use of the previous group, and
+    the group. `backward`: the same for the backward pass, in the order in which gradients finish. `last_forward`,
     `last_backward`: the seconds of each pass after the last group. `extra`: see SchemeCosts.
     """
 
@@ -71,7 +71,7 @@ class StepOrder:
 
 
 def _gaps(times: Sequence[float], end: float) -> tuple[list[tuple[float, int]], float]:
-    """Return the groups sorted by their times, each after the seconds since the previous one.
+    """Return a pair for each group, sorted by their times: the seconds since the previous group's time, and the group.
 
     Also returns the seconds from the last time to `end`.
     """
@@ -269,8 +269,8 @@ class SimulatedWorker:
     def _take(self, applied: int, passes: Sequence[tuple[float, int]], factor: float) -> Iterator[None]:
         """Apply the expected version group by group, while the forward pass runs.
 
-        `passes`: each group after the seconds of the pass before its use. `applied`: 1 if applying weights takes time, 0 for
-        the initial weights. `factor`: multiplies the seconds of the pass.
+        `passes`: for each group, the seconds of the pass before its use, and the group. `applied`: 1 if applying weights
+        takes time, 0 for the initial weights. `factor`: a factor for the seconds of the pass.
         """
         for gap, group in passes:
             yield from self._spend(gap * factor)

@@ -144,7 +144,7 @@ class FinishedRun:
 
 
 def _steps(path: Path, first: int, layout: Layout) -> list[StepFigures]:
-    """Return the figures of the steps in which all workers took part, from step `first` + _COLD + 1 on.
+    """Return the figures of the steps after step `first` + _COLD in which all workers took part.
 
     The last step is left out if the job ended before the workers reported it.
     """

@@ -1,9 +1,9 @@
 """Search for the best cuts into groups, and for the best codec of each group, by label-setting in the model of step_clocks.
 
-A label is the row of clocks after some groups; a cut is the end of a group. A label at a cut is dropped if another label at
-this cut is at least as early in every clock. Since every stage is monotone, the other label ends no later, whatever groups
-follow. So the answer is exact (Martins, "On a multicriteria shortest path problem", Eur. J. Oper. Res. 16, 1984), but the
-number of labels has no useful bound.
+A label is the row of clocks after some groups. A cut is a point at which a group may end. A label at a cut is dropped if
+another label at this cut is at least as early in every clock. Since every stage is monotone, the other label ends no
+later, whatever groups follow. So the answer is exact (Martins, "On a multicriteria shortest path problem", Eur. J. Oper.
+Res. 16, 1984), but the number of labels has no useful bound.
 
 On a grid, clocks are rounded down to multiples of a step g before labels are compared. Dropping a label may then delay a
 clock by less than g at every cut, and the use of weights, which is the sum of two clocks, by less than 2 g. So if the best

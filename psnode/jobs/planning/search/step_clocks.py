@@ -159,7 +159,7 @@ class StepClocks:
         )  # fmt: skip
 
     def frames(self, candidate: CodecCandidate, coded: float, plain: float) -> tuple[float, float]:
-        """Return the seconds that a frame to the master, and a frame from it, take at the master.
+        """Return two times in seconds: those that a frame to the master, and a frame from the master, take at the master.
 
         The frames are those of a group with `coded` coded and `plain` uncoded coordinates.
         """
