@@ -58,7 +58,7 @@ def holds(directory: Path, arguments: Sequence[str]) -> bool:
 
 
 def begun_in(output: Path) -> list[Path]:
-    """Return the directories in `output` that contain runs, in order."""
+    """Return the directories in `output` that contain runs, in the order of their names."""
     return sorted(path.parent for path in output.glob(f"*/{_ASKED}"))
 
 

@@ -1,6 +1,6 @@
-"""Supervision of mpirun by the launcher. A request to stop lets the job write a checkpoint first, and ends with KILL.
+"""Supervision of mpirun by the launcher.
 
-At the end, no process of the job is left.
+After a request to stop, the job has time to write a checkpoint. Then its processes are killed, so that no process is left.
 """
 
 from __future__ import annotations

@@ -235,8 +235,9 @@ def _bookkeeping(served: Sequence[float], handled: Sequence[float], frames: int)
     """Return the seconds of the master's other work for each frame. A step has `frames` frames.
 
     `served`: by step, the seconds from the gradient to the weights. `handled`: the results of `_handled` before the first
-    step and after each step. The difference of both is taken for every step, and then its median over the steps: the
-    difference of two medians would not be right, since a disturbance adds to both seconds of a step.
+    step and after each step. For every step, the work on groups is subtracted from the whole time, and the median of these
+    differences is used. The difference of two medians would be wrong, because a disturbance makes both times of a step
+    longer.
     """
     rests = [whole - (after - before) for whole, (before, after) in zip(served, itertools.pairwise(handled), strict=True)]
     return max(0.0, statistics.median(rests)) / frames

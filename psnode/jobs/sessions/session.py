@@ -203,9 +203,10 @@ class Session:
         return own
 
     def batches(self, loader: Iterable[Batch], *, steps_per_epoch: int | None = None) -> WorkerBatches:
-        """Return an iterator over this worker's batches, on the training device, until the run is over. On rank 0, and on the
-        servers of `topology="sharded:servers=N"`, serve until the run is over, and return an empty iterator. The length of the
-        iterator is the number of remaining batches.
+        """Return an iterator over this worker's batches, which are on the training device, until the run is over.
+
+        On rank 0, and on the servers of `topology="sharded:servers=N"`, serve until the run is over, and return an empty
+        iterator. The length of the iterator is the number of remaining batches.
 
         loader: a DataLoader(dataset, batch_size=N, shuffle=True) of a data set with indices, or any iterable of batches. The
             examples of a DataLoader are distributed anew in every epoch, N to each worker in each batch, and a resumed run
