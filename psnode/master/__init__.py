@@ -79,8 +79,8 @@ def lead(
 ) -> int:
     """Run a whole job as its master and return the exit code.
 
-    `predict`: predicts the steps among which --topology auto decides. Raises PsnodeError if the job cannot start or continue,
-    after the workers have been informed.
+    `predict`: predicts the duration of a step under each possible topology; --topology auto chooses by these predictions.
+    Raises PsnodeError if the job cannot start or continue, after the workers have been informed.
     """
     link = FrameChannel(transport)
     ranks = Layout.of(transport.size, 0).others
@@ -106,7 +106,7 @@ def lead(
 def _explained(error: Exception | SystemExit, config: Config) -> Exception:
     """Return the error to report for `error`: CheckpointError if the disk is full or read-only, PsnodeError for sys.exit().
 
-    Every other error is returned as it is. A sys.exit() during the job is an error whatever its code.
+    Every other error is returned unchanged. A sys.exit() during the job counts as an error, whatever its exit code is.
     """
     if isinstance(error, SystemExit):
         return PsnodeError(in_one_line(error))
@@ -265,7 +265,7 @@ def _shard(
     device: torch.device | None,
     flow_control: FlowControl,
 ) -> Shard | DistributedShard:
-    """Return the shard of all groups, or the handle of the shards if the groups are dealt among several ranks."""
+    """Return the shard of all groups. If the groups are dealt among several ranks, return the handle of their shards."""
     own = [group for group, route in enumerate(routes) if MASTER in route.roots]
     if len(own) == len(routes):
         return Shard(
@@ -315,7 +315,7 @@ def _start(
     layout: Layout,
     parameter_groups: list[dict[str, Any]],
 ) -> tuple[int, ...]:
-    """Record the plan and send it to all ranks, with their state if the run is resumed.
+    """Record the plan and send it to all ranks. If the run is resumed, also send each rank its state.
 
     Returns the ranks to which the weights still have to be sent.
     """

@@ -1,4 +1,4 @@
-"""The records of a run: one for each complete step, and verdicts on checkpoints from the losses."""
+"""The books of a run: step records, one for each complete step, and verdicts on checkpoints, which follow from the losses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from psnode.master.recorder import StepRecorder
 
 @dataclass
 class Books:
-    """Writes the records of steps and the verdicts on checkpoints. `final_loss`: the loss in the last record written."""
+    """Writes the records of steps and the verdicts on checkpoints.
+
+    `final_loss`: the loss in the last record written.
+    """
 
     recorder: StepRecorder
     observer: Fanout
@@ -29,6 +32,9 @@ class Books:
             self.observer.write(record)
 
     def judge(self, verdicts: Iterable[tuple[int, str]]) -> None:
-        """Pass on `verdicts`: pairs of a version and the reason why it is unsound, which is empty if it is sound."""
+        """Pass `verdicts` on to the pending checkpoints.
+
+        A verdict is a pair: a version, and the reason why its checkpoint is unsound, or "" if the checkpoint is sound.
+        """
         for version, reason in verdicts:
             self.pending.judge(version, reason)

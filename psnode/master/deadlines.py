@@ -18,12 +18,12 @@ _START = 5  # pause deadlines for the first round of a job, in which kernels com
 class AdaptiveTimeout:
     """The deadline of a round, from the durations of recent rounds.
 
-    The deadline is median + max(5 s, 6 MAD) of the recent rounds, or `fixed` seconds if `fixed` is above 0, and at least `least`
-    seconds. Six median absolute deviations (MAD) are four standard deviations of a normal distribution.
+    The deadline is median + max(5 s, 6 MAD) of the recent rounds, or `fixed` seconds if `fixed` is above 0. It is never
+    below `least` seconds. MAD is the median absolute deviation; 6 MAD are four standard deviations of a normal distribution.
 
-    Declared pauses are rounds that are known to take longer. These are the first rounds, the rounds after a checkpoint, after a
-    comparison of weights or after the end of an epoch, and rounds in which a worker joins. The deadline of a pause is at least
-    `pause` seconds and at least twice the longest recent pause.
+    Declared pauses are rounds that are known to take longer: the first rounds, the rounds after a checkpoint, after a
+    comparison of weights or after the end of an epoch, and rounds in which a worker joins. The deadline of a pause is at
+    least `pause` seconds, and at least twice the longest recent pause.
     """
 
     def __init__(self, fixed: float, pause: float, least: float = 0.0) -> None:
@@ -57,10 +57,10 @@ class AdaptiveTimeout:
 
 
 def patience_of(config: Config, rule: Rule) -> AdaptiveTimeout:
-    """Return the deadlines that `config` asks for.
+    """Return the deadlines of rounds under `config` and the consistency `rule`.
 
-    A synchronous round needs all workers, so by default no worker is suspended before the pause deadline. If rounds close without
-    the slowest workers, deadlines follow the durations of recent rounds.
+    A synchronous round needs all workers, so by default no worker is suspended before the pause deadline. If rounds close
+    without the slowest workers, deadlines follow the durations of recent rounds.
     """
     patient = config.deadline is None and not rule.rounds_go_on
     return AdaptiveTimeout(config.deadline or 0.0, config.pause_deadline, config.pause_deadline if patient else 0.0)

@@ -42,7 +42,10 @@ class ReplicaHashes:
             self._hashes.pop(version - _KEPT * self._every, None)
 
     def compare(self, rank: int, step: int, version: int, found: int | None) -> None:
-        """Raise DivergedError if `found`, the hash of the weights with which `rank` computed `step`, is not that of `version`."""
+        """Raise DivergedError if `found` differs from the hash of the published weights of `version`.
+
+        `found`: the hash of the weights on which `rank` computed `step`; None if the rank has reported no hash.
+        """
         if found is not None and self._hashes.get(version, found) is None:
             self._hashes[version] = found
         expected = self._hashes.get(version)
@@ -61,11 +64,11 @@ def diverged(
     weights: Floats | None,
     outlier: str = "",
 ) -> DivergedError:
-    """Return the error that ends the job after `first` has reported a loss that is not finite.
+    """Return the error that ends the job after a worker has reported, in `first`, a loss that is not finite.
 
-    `finite`: ranks whose loss in the same step is known to be finite. The remaining ranks of `others` have ten seconds to report
-    their losses. `weights`: the weights on which the loss was computed, or None if they are no longer known. `outlier`: a line
-    about a gradient of unusual size that these weights contain, or "".
+    `finite`: ranks whose loss in the same step is known to be finite. All other ranks in `others` have ten seconds to report
+    their losses. `weights`: the weights on which the loss was computed, or None if they are no longer known. `outlier`: a
+    line about a gradient of unusual size that these weights contain, or "".
     """
     losses = {first.rank: str(first.failure.loss)}
     fine = set(finite) - {first.rank}

@@ -92,7 +92,10 @@ def _exit_code(master: Master) -> int:
 
 
 def _summarise(master: Master, run: RunDirectory, reason: str, code: int, *, hashed: bool = True) -> Summary:
-    """Write the summary. `hashed`: include the hash of the weights, for which workers that hold parts of them must be alive."""
+    """Write the summary of the run and return it.
+
+    `hashed`: include the hash of the weights. This needs all workers that hold parts of the weights.
+    """
     found = _summary(run, master.job_state.round.finished, reason, code, master.plan.size)
     memory = master.recorder.worker_memory or None
     try:
@@ -110,7 +113,10 @@ def _summarise(master: Master, run: RunDirectory, reason: str, code: int, *, has
 
 
 def _prediction(run: RunDirectory, steps: int, workers: int) -> dict[str, Any] | None:
-    """Return the prediction of a step and the median of this part's steps; None without a prediction, or after too few steps."""
+    """Return the predicted duration of a step beside the measured median of this start of the run.
+
+    Return None if there is no prediction for this number of workers, or if too few steps have been measured.
+    """
     predicted = run.prediction
     if predicted is None or predicted.workers != workers:
         return None

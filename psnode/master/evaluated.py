@@ -21,8 +21,9 @@ _LOG = logging.getLogger(__name__)
 class SessionEvaluations:
     """Records the first evaluation of each version in a session, and answers all workers that report evaluations.
 
-    If no earlier evaluation is better, a checkpoint of the evaluated version is begun, unless one was already due. The worker
-    waits for the answer, so that it still holds the weights that it has evaluated. `scalars` logs figures of a step by tag.
+    If no earlier evaluation is better, a checkpoint of the evaluated version is begun, unless one was already due. The
+    worker waits for the answer, so it still holds the weights that it has evaluated. `scalars` logs figures of a step by
+    tag.
     """
 
     def __init__(
@@ -41,9 +42,9 @@ class SessionEvaluations:
         return Best(self._run)
 
     def hear(self, frame: Frame) -> None:
-        """Record the evaluation in `frame`, and answer it unless it needs a checkpoint, in which case `settle` answers it.
+        """Record the evaluation in `frame` and answer it. If it needs a checkpoint, leave the answer to `settle`.
 
-        Raises WireError.
+        Raises WireError if the frame is malformed.
         """
         told, repeated = Evaluated.from_bytes(frame.body, frame.sender), frame.version == self._newest[0]
         if not repeated:
@@ -57,7 +58,9 @@ class SessionEvaluations:
             self._answer(frame, Flag.NONE, best=best)
 
     def settle(self, until: float) -> None:
-        """Begin the checkpoint of a waiting evaluation and answer it, if all earlier checkpoints are written.
+        """Begin the checkpoint that an evaluation waits for, and answer the evaluation.
+
+        Do nothing while an earlier one is written.
 
         `until`: the time by which the worker's part of the checkpoint has to arrive, see BegunCheckpoint.
         """

@@ -1,4 +1,4 @@
-"""Events of a job apart from its steps, shown on standard error and kept in events.jsonl."""
+"""Events of a job other than its steps, shown on standard error and kept in events.jsonl."""
 
 from __future__ import annotations
 

@@ -18,9 +18,9 @@ _NEVER = 1 << 53  # a step that no run reaches
 
 
 class Epochs(NamedTuple):
-    """The steps of an epoch, and two offsets (psnode.records.generations).
+    """The steps of an epoch, and two offsets that are added to a step's number to find its position in the epochs.
 
-    `epoch_offset` is for learning-rate schedules, `sample_offset` for the data of a worker.
+    `epoch_offset` is for learning-rate schedules, `sample_offset` for the data of a worker (psnode.records.generations).
     """
 
     steps: int
@@ -29,7 +29,11 @@ class Epochs(NamedTuple):
 
 
 def epochs_of(config: Config, parts: Sequence[Generation], examples: int) -> Epochs:
-    """Return the epochs of a run whose last part begins now. `parts`: its parts so far; `examples`: the size of the data set."""
+    """Return the epochs of a run whose last part begins now.
+
+    `parts`: all parts of the run, each with its number of workers; the last part is the new one. `examples`: the size of the
+    data set.
+    """
 
     def taken(workers: int) -> int:
         return examples_a_round(config, workers)
@@ -65,10 +69,10 @@ class Applied:
 
 
 def applied_before(rule: Rule, found: Checkpoint | None) -> Applied | None:
-    """Return the count of gradients that the run has applied, or None if versions are counted instead.
+    """Return the counter of the gradients that the run has applied, or None if the run counts versions instead.
 
-    Only runs under ssp and asp count gradients, since their versions may consist of any number of gradients. If the checkpoint of
-    such a run was written by an older psnode and has no count, versions are counted in this run too.
+    Only runs under ssp and asp count gradients, since their versions may consist of any number of gradients. If the
+    checkpoint of such a run was written by an older psnode and has no count, versions are counted in this run too.
     """
     if not rule.patient:
         return None
@@ -83,11 +87,11 @@ def applied_before(rule: Rule, found: Checkpoint | None) -> Applied | None:
 class ExampleDealing:
     """The shares of `examples` examples among `ranks`, and the epochs and learning-rate `schedule` that follow from the shares.
 
-    `parts`: the parts of the run, each with another number of workers. `finished`: the steps of the run so far. `own_rate`: the
+    `parts`: the parts of the run, each with its number of workers. `finished`: the steps of the run so far. `own_rate`: the
     task's schedule. `steps`: the steps of an epoch if the task sets them.
 
-    If a version may consist of any number of gradients, `applied` counts the gradients from the start of the run. Epochs are then
-    measured in gradients, and `epoch_offset` is the number of gradients minus the number of finished steps.
+    If a version may consist of any number of gradients, `applied` counts the gradients from the start of the run. Epochs are
+    then measured in gradients, and `epoch_offset` is the number of gradients minus the number of finished steps.
 
     Examples are resharded only at the end of an epoch. If a worker leaves within an epoch, the rest of its share is skipped,
     unless the worker returns or a spare takes over the share. A worker that joins has no share before the next epoch.
@@ -135,7 +139,10 @@ class ExampleDealing:
         return learning_rate(config, self.epochs.steps, self.epochs.epoch_offset, self._own_rate)
 
     def count(self, finished: int, contributors: Iterable[tuple[int, int]]) -> None:
-        """Count the last of `finished` steps. `contributors`: its gradients, as pairs of a rank and that rank's own step."""
+        """Count step `finished`, the newest step of the run.
+
+        `contributors`: the gradients in this step, as pairs of a rank and that rank's own step.
+        """
         self._epoch, self._finished = self._over, finished
         if self.applied is not None:
             self.applied.add(contributors)
@@ -164,19 +171,22 @@ class ExampleDealing:
 
     @property
     def deal(self) -> Reshard:
-        """The present shares and epochs, as the message to the workers."""
+        """The RESHARD message, which tells workers the present shares of the examples and the epochs."""
         steps, epoch_offset, sample_offset = self.epochs
         return Reshard(list(self.ranks), steps, epoch_offset, sample_offset, self.last_of_workers)
 
     @property
     def last_of_workers(self) -> int:
-        """The last step as sent to workers: an upper bound if gradients are counted, since only the master counts them."""
+        """The last step as sent to workers.
+
+        If gradients are counted, this is an upper bound, since only the master counts them.
+        """
         if self.applied is None:
             return self.last_step
         return self._config.stop_after or self._config.max_steps or _NEVER
 
     def hand_over(self, rank: int, live: Iterable[int]) -> int:
-        """Give `rank` the share of a worker that is no longer in `live`, and return that worker's rank."""
+        """Give `rank` the share of a worker that is not in `live` any more, and return the rank of that worker."""
         place = next(index for index, owner in enumerate(self.ranks) if owner not in live)
         former = self.ranks[place]
         self.ranks = (*self.ranks[:place], rank, *self.ranks[place + 1 :])

@@ -1,4 +1,7 @@
-"""The master's heartbeat, which neither computations nor slow workers delay. For silent workers see psnode.master.membership."""
+"""The master's heartbeat, which is delayed neither by computations nor by slow workers.
+
+psnode.master.membership handles workers that are silent.
+"""
 
 from __future__ import annotations
 

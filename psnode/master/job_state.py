@@ -17,9 +17,10 @@ PART = "stop-after"  # reason in summary.json if the job ended successfully befo
 
 
 def stop_reason_of(frame: Frame) -> str:
-    """Return the reason in a worker's STOP_REQUEST: ENOUGH, or the signal that requested the stop, as far as this host knows it.
+    """Return the reason in a worker's STOP_REQUEST: ENOUGH, or the name of the signal that requested the stop.
 
-    A worker that is not on the launcher's host knows only that it received USR1.
+    The name is as accurate as this host can tell: a worker on another host than the launcher knows only that it received
+    USR1.
     """
     return asked_signal(plain(bytes(frame.body).decode("ascii", "replace")))
 

@@ -19,8 +19,8 @@ _WAYS = ("gradients_out", "weights_out", "gradients_in", "weights_in")
 class LinkBytes:
     """Bytes of group frames, headers included, that left and entered each rank since this start of the run.
 
-    Gradients are counted by their senders and by their receivers. Weights are counted by the ranks that update them; `routes`, by
-    group, determine the ranks between which the weights travel. Frames that stay on their rank do not count.
+    Gradients are counted by their senders and by their receivers. Weights are counted by the ranks that update them;
+    `routes` (one per group) gives the ranks between which the weights travel. Frames that stay on their rank do not count.
     """
 
     def __init__(self, groups: Sequence[Group] = (), routes: Sequence[Route] = ()) -> None:
@@ -72,7 +72,7 @@ class LinkBytes:
 
 
 def _hops(route: Route, ranks: Collection[int]) -> Iterator[tuple[int, int]]:
-    """Yield the pairs of sender and receiver by which a group's weights reach the ranks that are in `ranks` and on its route."""
+    """Yield pairs (sender, receiver): the transfers of a group's weights to those of `ranks` that are on its `route`."""
     sends = route.sends(ranks)
     yield from ((route.root, rank) for rank in (*sends.passed_on, *sends.used) if rank != route.root)
     ahead = list(sends.passed_on)

@@ -53,7 +53,7 @@ class _Overdue(NamedTuple):
 
 @dataclass
 class Master:
-    """The server loop after the start-up. One thread runs it; the shard's lanes do the arithmetic."""
+    """The server loop after the start-up. One thread runs it; the arithmetic runs in the lanes (threads) of the shard."""
 
     link: FrameChannel
     config: Config
@@ -235,7 +235,7 @@ class Master:
             frame.release()
 
     def _missing_traces(self) -> frozenset[int]:
-        """Return the workers that have not sent their trace. A worker sends its trace when it leaves.
+        """Return the workers that have not sent their trace, which a worker sends when it leaves.
 
         The master waits for traces if it records a timeline, and in a session, whose workers may evaluate before they leave.
         """
@@ -243,7 +243,7 @@ class Master:
         return self._membership.live - self.traces.keys() if waits else frozenset()
 
     def _on_skip(self, frame: Frame) -> None:
-        """Handle the notice of a worker that leaves out its gradient of a step because the gradient is not finite."""
+        """Handle a worker's notice that it leaves out its gradient of a step because the gradient is not finite."""
         self.recorder.dropped(self.job_state.round.last_step)
         self.recorder.skipped(frame.step, frame.sender)
         reason = plain(bytes(frame.body).decode("utf-8", "replace"))
@@ -341,10 +341,10 @@ class Master:
             self._membership.suspend_silent()
 
     def _desert(self) -> None:
-        """Handle an open round without workers and without gradients.
+        """Handle an open round that has neither workers nor gradients.
 
-        If a stop was requested, end the job. Otherwise pass the round to spares, if there are any. The round makes no version,
-        since a version without gradients would skip a batch of the data.
+        If a stop was requested, end the job. Otherwise pass the round to spares, if there are any. The round makes no
+        version, since a version without gradients would skip a batch of the data.
         """
         if self.job_state.stop_reason is not None:
             self._boundary.break_off(self.clock.now())

@@ -12,10 +12,10 @@ STRIKES = 3  # consecutive unusable frames after which a worker is dropped
 
 @dataclass
 class _Absence:
-    """A suspended worker.
+    """The facts about a suspended worker.
 
-    `taken[g]`: the worker's last step from which the gradient of group g was taken. `step`: the last step for which the worker
-    may have sent a gradient. `heard`: True if a frame has come from the worker since the suspension.
+    `taken[g]`: the worker's last step whose gradient of group g was used. `step`: the last step for which the worker may
+    have sent a gradient. `heard`: True if a frame has come from the worker since the suspension.
     """
 
     taken: Mapping[int, int]
@@ -47,15 +47,18 @@ class Members:
             absence.step = max(absence.step, gradient_of)
 
     def restart_silence(self, ranks: Iterable[int]) -> None:
-        """Measure the silence of `ranks` from now on, since they had nothing to send before."""
+        """Measure the silence of `ranks` from now on.
+
+        Before this call these ranks had nothing to send, so their silence until now does not count.
+        """
         self._since.update(dict.fromkeys(ranks, self._clock.now()))
 
     def silent_for(self, rank: int) -> float:
-        """Return the seconds since `rank` was last heard or asked."""
+        """Return the seconds since a frame last came from `rank`, or since its silence was last restarted."""
         return self._clock.now() - self._since[rank]
 
     def strike(self, rank: int) -> bool:
-        """Count an unusable frame of `rank`, and return True if it was number STRIKES in a row."""
+        """Count an unusable frame of `rank`. Return True if it is at least the STRIKES-th unusable frame in a row."""
         self._strikes[rank] = self._strikes.get(rank, 0) + 1
         return self._strikes[rank] >= STRIKES
 
@@ -79,17 +82,17 @@ class Members:
         return rank in self._aside
 
     def forget(self, rank: int) -> bool:
-        """Remove `rank` from the spares or the suspended workers. Return False if it was neither a spare nor suspended."""
+        """Remove `rank` from the spares or from the suspended workers. Return False if it was in neither list."""
         if rank in self.spares:
             self.spares.remove(rank)
             return True
         return self._aside.pop(rank, None) is not None
 
     def readmit(self) -> dict[int, tuple[int, list[int]]]:
-        """Readmit the suspended workers that have been heard again. They become live, or spares once all places are taken.
+        """Readmit the suspended workers from which a frame has come again. They become live, or spares once all places are taken.
 
-        Returns by rank the last step for which the worker may have sent a gradient, and the groups of this gradient that were not
-        taken.
+        Returns a pair for each of these ranks: the last step for which the worker may have sent a gradient, and the groups
+        of this gradient that were not used.
         """
         found = {}
         for rank in sorted(rank for rank, absence in self._aside.items() if absence.heard):

@@ -1,7 +1,8 @@
 """Decisions on which workers are awaited, suspended or lost, and the consequences for the open round and the job.
 
-A suspended worker that is heard again comes back between two rounds. Members.readmit (member_list.py) puts it back on the list of
-live workers or of spares, and Readmission.readmit (readmission.py) sends it the whole weights of the complete version.
+A suspended worker comes back between two rounds if a frame has come from it. Members.readmit (member_list.py) puts it back
+on the list of live workers or of spares, and Readmission.readmit (readmission.py) sends it the whole weights of the complete
+version.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _SILENCES = 4  # number of round deadlines for which a worker may be silent if n
 class Membership:
     """Owns the members, their flow control and the round timer, and decides when the job continues without a worker.
 
-    Only the master's main thread uses it. Membership reads the version in `job_state`. It writes only requests to stop, their
+    Only the master's main thread uses it. It reads the version in `job_state`. It writes there only requests to stop, their
     deadline, and the failure that caused such a request.
     """
 
@@ -75,16 +76,16 @@ class Membership:
         return [rank for rank in ranks if self.rule.rounds_go_on or rank in self.members.spares]
 
     def ask(self, ranks: Iterable[int]) -> None:
-        """Ask the ranks with more than half of the byte limit outstanding to answer once they have caught up.
+        """Ask ranks to answer once they have received everything sent so far.
 
-        This is called before VERSION_COMPLETE is sent, so that a rank answers before it sends its next gradient
-        (psnode.exchange.flow_control).
+        Ranks are asked if more than half of their byte limit is in flight (psnode.exchange.flow_control). This is called
+        before VERSION_COMPLETE is sent, so that a rank answers before it sends its next gradient.
         """
         version = self.job_state.version
         self._put_question([rank for rank in self._watched(ranks) if self.flow_control.ask(rank, version)], version, Flag.NONE)
 
     def hold(self, ranks: Iterable[int]) -> None:
-        """Hold the ranks above the byte limit, so that they get no version before they have answered."""
+        """Hold the ranks that have more bytes in flight than the limit: they get no version before they have answered."""
         number = self.job_state.round.number
         self._put_question([rank for rank in self._watched(ranks) if self.flow_control.hold(rank, number)], number, Flag.HOLD)
 
@@ -101,15 +102,18 @@ class Membership:
             self.shard.excuse(rank, self.job_state.version)
 
     def release(self) -> dict[int, Hold]:
-        """Release the held ranks that have answered, or all held ranks if no round follows. Return them with their Hold."""
+        """Release the held ranks that have answered, and return each with its Hold.
+
+        If no round follows, release all held ranks.
+        """
         return self.flow_control.release(everybody=self.job_state.stopping)
 
     def on_overdue(self, owing: frozenset[int], *, held: bool) -> None:
         """Suspend the workers that hold up the round, and extend its deadline.
 
-        If fewer ranks than --min-workers would be left, spares included, suspend only after the hard limit, or once the deadline
-        of a requested stop has passed. `owing`: workers whose traces have not come. `held`: the complete version waits for a
-        checkpoint. Raises TransportError if no worker is to blame and twice the hard limit has passed.
+        If fewer ranks than --min-workers would be left, spares included, suspend only after the hard limit, or once the
+        deadline of a requested stop has passed. `owing`: workers whose traces have not come. `held`: True if the complete
+        version waits for a checkpoint. Raises TransportError if no worker is to blame and twice the hard limit has passed.
         """
         live, late = self.members.live, self.timer.taken
         servers = self.shard.holders - live
@@ -137,7 +141,7 @@ class Membership:
             self.timer.extend()
 
     def suspend(self, rank: int) -> None:
-        """Continue without `rank` until it is heard again, or permanently if workers cannot come back."""
+        """Continue without `rank` until a frame comes from it, or permanently if workers cannot come back in this job."""
         reason = f"not heard of for {self.members.silent_for(rank):.1f} s"
         if not self.shard.readmits and not self.shard.needs_all:
             self.lose(rank, f"{reason}, and it cannot come back, as no rank keeps the updates that it misses")
@@ -165,9 +169,10 @@ class Membership:
         self._do_without(rank, "lost", reason)
 
     def fail(self, failure: RemoteFailureError, *, ends: bool) -> None:
-        """Continue without a worker that has failed. If `ends`, or if too few workers are left, stop with a checkpoint.
+        """Continue without a worker that has failed.
 
-        Raises the failure if the rank has a part of the weights.
+        If `ends` is True, or if too few workers are left, stop the job with a checkpoint. Raises the failure if the rank has
+        a part of the weights.
         """
         failure.show()
         if (self.shard.needs_all or failure.rank in self.shard.holders - self.members.live) and not self.job_state.stopping:
@@ -182,7 +187,7 @@ class Membership:
             self.job_state.failure = failure
 
     def _do_without(self, rank: int, event: str, reason: str) -> dict[int, int]:
-        """Remove `rank` from the live workers. Its gradients in the open round still count.
+        """Remove `rank` from the live workers. The gradients that it has sent in the open round still count.
 
         If fewer ranks than --min-workers are left, spares included, stop with a checkpoint. Returns the result of
         `RoundsHandle.withdraw`; empty if `rank` was not live or no round follows.
@@ -218,10 +223,11 @@ class Membership:
         self.shard.withdraw(rank)
 
     def _send_past(self, rank: int) -> None:
-        """Send the weights to the ranks that get them through `rank`, since `rank` may not have passed them on.
+        """Send the weights to the ranks that get them by way of `rank`, since `rank` may not have passed them on.
 
-        While all groups are open, y is the version on which the open round's gradients are computed. Once a group is closed, all
-        live workers have this version. Parts of the next version may be missing too, so it is sent whole when it is complete.
+        While all groups are open, the weights y are those on which the open round's gradients are computed. Once a group is
+        closed, all live workers have this version. Parts of the next version may be missing too, so it is sent whole when it
+        is complete.
         """
         if ranks := sorted(self.shard.behind(rank).intersection(self.followers)):
             self.cut_off.update(ranks)
@@ -239,7 +245,10 @@ class Membership:
         return f"the run goes on with {len(self.members.live)} of {counted(self.members.places, 'worker')}"
 
     def suspend_silent(self) -> None:
-        """Suspend silent workers if rounds close without the slowest workers, since no round deadline detects such workers."""
+        """Suspend workers that have been silent for too long, if the rule closes rounds without the slowest workers.
+
+        Under such a rule no round deadline detects silent workers.
+        """
         if not self.rule.rounds_go_on or self.config.local is not None:
             return
         limit = max(_SILENCES * self.timer.patience.of_round(pause=False), self.timer.patience.hard_limit)
@@ -249,10 +258,10 @@ class Membership:
                 self.suspend(rank)
 
     def reject(self, rank: int, what: WireError | Refused) -> None:
-        """Count an unusable frame of `rank`, and continue without `rank` after three in a row.
+        """Count an unusable frame of `rank`, and continue without `rank` after three such frames in a row.
 
-        The kind of an unreadable frame is unknown. Therefore the open round no longer waits for the sender. If a checkpoint waits
-        for the sender's part, the sender is dropped and the checkpoint is written without that part.
+        The kind of an unreadable frame is unknown. Therefore the open round no longer waits for the sender. If a checkpoint
+        waits for the sender's part, the sender is dropped and the checkpoint is written without that part.
         """
         if rank not in self.members.live:
             return
@@ -271,7 +280,7 @@ class Membership:
             self.shard.excuse(rank, self.job_state.version)
 
     def judge(self, what: Refused | Scaled, error: NormError) -> None:
-        """Report a gradient above the norm bound once, and drop its sender after three refused gradients in a row."""
+        """Report a gradient above the norm bound, once per gradient. Drop its sender after three refused gradients in a row."""
         rank, key = what.sender, (what.sender, error.step)
         if rank not in self.members.live or key in self.judged:
             return
@@ -289,14 +298,17 @@ class Membership:
 
     @property
     def forfeited(self) -> set[int]:
-        """The ranks whose gradients in the open round were above the norm bound and do not return to the senders' residuals.
+        """The ranks whose gradients of the open round were above the norm bound, and do not return to the senders' residuals.
 
         Empty unless --norm-cap is auto.
         """
         return {rank for rank, _ in self.judged} if self.config.norm_cap == AUTO else set()
 
     def settle(self, contributors: Iterable[tuple[int, int]]) -> None:
-        """Reset a contributor's count of refused gradients if its gradient in the complete version was within the norm bound."""
+        """Reset the counts of refused gradients after a version is complete.
+
+        The count of a rank is reset if the rank contributed to this version and its gradient was within the norm bound.
+        """
         judged = {rank for rank, _ in self.judged}
         for rank in {rank for rank, _ in contributors} - judged:
             self._refused.pop(rank, None)

@@ -1,4 +1,4 @@
-"""Ranks that enter with a version: workers that were held or suspended come back, and spares take empty places."""
+"""Ranks that enter with a version: held or suspended workers that come back, and spares that take empty places."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from psnode.protocol.wire import Flag, Kind
 
 
 class LastGradient(NamedTuple):
-    """The content of VERSION_COMPLETE about a worker's last gradient: its step, and the groups that will never be used."""
+    """The part of VERSION_COMPLETE about a worker's last gradient: its step, and its groups that will never be used."""
 
     step: int
     unused: list[int]
@@ -28,9 +28,9 @@ class LastGradient(NamedTuple):
 class Readmission:
     """The ranks that enter with the complete version, and the weights and messages that they get before VERSION_COMPLETE.
 
-    `entering`: the ranks that take part in the next round but did not take part in the last one. `released`: the ranks that were
-    held and get this whole version. `earlier`: by rank, the last gradient of the ranks that return or are promoted now. `dealt`:
-    True if shares of the examples have changed since the start of the job.
+    `entering`: the ranks that take part in the next round but did not take part in the last one. `released`: the ranks that
+    were held and now get this version whole. `earlier`: for each rank that returns or is promoted now, its last gradient.
+    `dealt`: True if shares of the examples have changed since the start of the job.
     """
 
     link: FrameChannel
@@ -48,7 +48,7 @@ class Readmission:
 
     @property
     def ranks(self) -> set[int]:
-        """Return the ranks that enter with this version or are released with it."""
+        """The ranks that enter with this version, or that were held and are released with it."""
         return self.entering | self.released
 
     def clear(self) -> None:
@@ -79,16 +79,19 @@ class Readmission:
             self.shard.admit([rank for rank in ranks if rank in self.membership.live], version)
 
     def send_past(self) -> None:
-        """Send the whole weights of the complete version to the ranks that a lost or silent rank may have cut off."""
+        """Send the whole weights of the complete version to ranks that may lack parts of them.
+
+        Parts may be missing because a rank on the route was lost or silent.
+        """
         ranks, self.membership.cut_off = self.membership.cut_off.intersection(self.membership.followers), set()
         if ranks:
             self._send_whole(sorted(ranks))
 
     def readmit(self) -> None:
-        """Readmit the suspended workers that were heard again, and send them the whole weights of the complete version.
+        """Readmit the suspended workers from which a frame has come, and send them the whole weights of the complete version.
 
-        A readmitted worker takes part in the next round, or becomes a spare if its place is taken. Empty places go to spares,
-        which have received all versions.
+        A readmitted worker takes part in the next round, or becomes a spare if its place is taken. Empty places go to
+        spares, which have received all versions.
         """
         returned = {rank: LastGradient(*last) for rank, last in self.membership.members.readmit().items()}
         self.earlier |= returned

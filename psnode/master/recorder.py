@@ -32,14 +32,14 @@ class _RoundFigures:
 
 
 class StepRecorder:
-    """Collects the figures of each round under the round's last step, and makes a record once round and reports are complete.
+    """Collects the figures of each round, and makes a record once the round is closed and its reports have come.
 
-    `step`: the number of steps finished before the first round. `steps`: the steps in a round. `weighted`: the loss in a record
-    is the mean over samples, not over workers. `control`: returns the bytes of all control messages so far. `links`: the
-    account of bytes by rank.
+    The figures of a round are kept under the round's last step. `step`: the number of steps finished before the first round.
+    `steps`: the steps in a round. `weighted`: the loss in a record is the mean over samples, not over workers. `control`:
+    returns the bytes of all control messages so far. `links`: the account of bytes by rank.
 
-    Bytes of group frames that belong to no pending step count in the next record, as do the control messages since the previous
-    record. Together the records contain every byte.
+    The next record includes the bytes of group frames that belong to no pending step, and the control messages since the
+    previous record. Together the records contain every byte.
     """
 
     def __init__(
@@ -98,7 +98,10 @@ class StepRecorder:
         self._rounds[step].dropped += 1
 
     def skipped(self, step: int, rank: int) -> None:
-        """Note that `rank` leaves out its gradient of `step`. The record waits for the rank's report, which counts its bytes."""
+        """Note that `rank` leaves out its gradient of `step`.
+
+        The record of `step` still waits for the rank's report, which counts the bytes that the rank has sent.
+        """
         if step >= self._next:
             self._rounds[step].skipped.add(rank)
 
@@ -111,7 +114,7 @@ class StepRecorder:
             del reports[min(reports)]
 
     def excuse(self, rank: int, last: int) -> None:
-        """Stop waiting for reports of `rank` about steps up to `last`, which may never come."""
+        """Stop waiting for reports of `rank` about the steps up to `last`, since these reports may never come."""
         for step in range(self._next, last + 1, self._steps):
             self._rounds[step].excused.add(rank)
 
@@ -120,7 +123,7 @@ class StepRecorder:
         self._lost |= {rank}
 
     def found(self, rank: int) -> None:
-        """Wait for reports of `rank` again."""
+        """Wait for reports of `rank` again, since it takes part in the coming rounds."""
         self._lost -= {rank}
 
     def close(
@@ -131,7 +134,10 @@ class StepRecorder:
         seconds: dict[str, float],
         gradient_norm: float | None = None,
     ) -> None:
-        """Close the round of `step`. `contributors`: the gradients in its version, as pairs of a rank and the rank's own step."""
+        """Close the round of `step`.
+
+        `contributors`: the gradients in its version, as pairs of a rank and the rank's own step.
+        """
         entry = self._rounds[step]
         entry.lr, entry.contributors, entry.seconds = lr, frozenset(contributors), seconds
         entry.gradient_norm = gradient_norm
@@ -197,7 +203,10 @@ class StepRecorder:
         )
 
     def _mean_loss(self, reports: Sequence[Report]) -> float | None:
-        """Return the mean of the reported losses, weighted like the gradients; without losses, return the previous loss."""
+        """Return the mean of the reported losses, with the same weights as in the mean gradient.
+
+        If no report has a loss, return the loss of the previous record.
+        """
         told = [(report.loss, report.samples if self._weighted else 1) for report in reports if report.loss is not None]
         if not sum(weight for _, weight in told):
             return self._loss

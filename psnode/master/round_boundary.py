@@ -1,4 +1,4 @@
-"""Messages between two rounds: the shares of the examples, and the fate of each worker's last gradient."""
+"""Messages between two rounds: the shares of the examples, and the use that was made of each worker's last gradient."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ from psnode.records.history import AddedGradient
 
 @dataclass
 class RoundBoundary:
-    """The boundary between two rounds: decides the messages that each worker gets with a version.
+    """Decides, between two rounds, which messages each worker gets with a version.
 
-    Methods are called only while no group is being sent. A worker is told the fate of its last gradient, which is the gradient of
-    the last round (see `left_out`), or an earlier gradient if the worker comes back with this version.
+    Methods are called only while no group is being sent. A worker is told which groups of its last gradient will never be
+    used. Its last gradient is that of the last round (see `left_out`), or an earlier one if the worker comes back with this
+    version.
     """
 
     link: FrameChannel
@@ -72,7 +73,7 @@ class RoundBoundary:
         return {**retention.UNKNOWN, **self.shard.facts(), **applied}
 
     def clip(self, group: int, clipped: Iterable[Clipped]) -> None:
-        """Note the gradients of `group` that were used only in part. `close` sends the factors to the senders."""
+        """Note that gradients of `group` were used only in part. `close` sends the factors to the senders."""
         for rank, step, factor in clipped:
             if self._clipped.get(rank, (0, {}))[0] != step:
                 self._clipped[rank] = step, {}
@@ -90,7 +91,10 @@ class RoundBoundary:
         return renewed
 
     def break_off(self, until: float) -> None:
-        """End the job with the present version, since the open round has no gradient. `until`: see BegunCheckpoint."""
+        """End the job with the present version, although a round is open, since this round has no gradient.
+
+        `until`: see BegunCheckpoint.
+        """
         self.job_state.stopping = True
         if self.pending.begun != self.job_state.version:
             self.begin_checkpoint(until)
@@ -101,8 +105,8 @@ class RoundBoundary:
     def deal(self) -> bool:
         """Reshard the examples if an epoch has ended and membership has changed. Return True if they were resharded.
 
-        If they were resharded, the new shares are sent to all live workers that are not held. Otherwise the present shares are
-        sent to the ranks that enter or are released, provided that the shares have changed since the start.
+        New shares are sent to all live workers that are not held. If nothing was resharded, the present shares are sent to
+        the ranks that enter or are released, provided that the shares have changed since the start of the job.
         """
         informed = self.readmission.ranks & self.membership.live if self.readmission.dealt else set()
         if renewed := self.dealing.renew(self.job_state.round.finished, self.membership.live):
@@ -123,7 +127,8 @@ class RoundBoundary:
     def left_out(self, added: Sequence[Iterable[AddedGradient]], forfeited: Container[int] = ()) -> dict[int, list[int]]:
         """Return for each live worker the groups to which its gradient was not added. `added`: by group, the added gradients.
 
-        The list is empty for ranks in `forfeited`, and for all ranks if late gradients are kept for the next round.
+        The list is empty for ranks in `forfeited`. It is empty for all ranks if the rule keeps late gradients for the next
+        round.
         """
         ranks = [{each.rank for each in found} for found in added]
         keeps = self.rule.patient
@@ -167,7 +172,10 @@ class RoundBoundary:
             self.recorder.links.send_to(followers)
 
     def _tell_factors(self, ranks: Iterable[int]) -> None:
-        """Send to each rank whose gradient was clipped the factor of each group. A worker ignores factors for an earlier step."""
+        """Send to each rank in `ranks` whose gradient was clipped the factor of each group.
+
+        A worker ignores factors for an earlier step.
+        """
         for rank in [rank for rank in ranks if rank in self._clipped]:
             step, factors = self._clipped.pop(rank)
             body = pack_factors(factors, len(self.plan.groups))

@@ -28,11 +28,18 @@ class WorkerBuffers:
 
     @property
     def part(self) -> bytes:
-        """The combined buffers in the format of a worker's part, without other tensors; empty if there are no buffers."""
+        """The combined buffers in the format of a worker's part of a checkpoint, without other tensors.
+
+        Empty if there are no buffers.
+        """
         return tensorfile.dump({f"{_PREFIX}{name}": value for name, value in self.means.items()}) if self.means else b""
 
     def combine(self, version: int, states: Mapping[int, Tensors], *, there: bool) -> None:
-        """Combine the buffers in the workers' `states`. Report if no state has come although the model has buffers (`there`)."""
+        """Combine the buffers in the workers' `states`, by rank, for the checkpoint of `version`.
+
+        `there`: True if the model has buffers. If it has, but no worker's state has come, report this and keep the old
+        buffers.
+        """
         if states:
             self.means, self.version = self._combined(version, states) or self.means, version
         elif there:
@@ -85,10 +92,10 @@ def combined(states: Mapping[int, Tensors], rules: Mapping[str, str]) -> tuple[T
 
 
 def unknown_buffer(buffers: Tensors, model: torch.nn.Module) -> str | None:
-    """Return a text about the first of a worker's `buffers` that does not fit `model`, or None.
+    """Return a text about the first of a worker's `buffers` that does not fit `model`, or None if all of them fit.
 
-    A buffer fits if the model has a buffer of the same name and dtype. The statistics of norms must also have the same shape.
-    Other buffers may have any shape, since models may size them by their data.
+    A buffer fits if the model has a buffer of the same name and dtype. The statistics of norms must also have the same
+    shape. Other buffers may have any shape, since models may size them by their data.
     """
     own, fixed = tensor_names.state(model), model_tensors.norm_statistics(model)
     known = {f"{_PREFIX}{name}": (own[name].dtype, own[name].shape) for name in model_tensors.persistent_buffers(model)}

@@ -18,14 +18,14 @@ Then = Callable[[str | None, Exception | None], None]
 
 
 class CheckpointNews(NamedTuple):
-    """The event in the master's inbox that a piece of checkpoint work has finished or failed."""
+    """The event, in the master's inbox, that a piece of checkpoint work has finished or failed."""
 
 
 class CheckpointThread:
     """Runs checkpoint work in one thread.
 
-    `tell` is called in that thread with CheckpointNews after each piece of work, and with any exception other than OSError and
-    CheckpointError.
+    That thread calls `tell` with CheckpointNews after each piece of work. If the work raises an exception other than OSError
+    and CheckpointError, the thread also calls `tell` with this exception.
     """
 
     def __init__(self, tell: Callable[[object], None], tracer: Tracer) -> None:
@@ -37,7 +37,8 @@ class CheckpointThread:
     def do(self, step: int, work: Work, then: Then = lambda result, error: None) -> None:
         """Queue `work` on the checkpoint of `step`.
 
-        Later `settle` calls `then` with the result of `work`, and with its OSError or CheckpointError, or None without an error.
+        Later `settle` calls `then` with two arguments: the result of `work`, and the OSError or CheckpointError that it
+        raised, or None.
         """
         self._left += 1
         self._executor.submit(self._run, step, work, then)

@@ -23,8 +23,8 @@ Tensors = dict[str, torch.Tensor]
 class Draft:
     """The master's files of the checkpoint of the present version of `shard`.
 
-    Construct a draft in the main thread while no group is open. One other thread calls the methods, in the order of their
-    definition here. `meant`: names of tensors that may hold NaN or infinity without being reported as wreckage.
+    Construct a draft in the main thread while no group is open. Another thread calls the methods, in the order in which they
+    are defined here. `meant`: names of tensors that may hold NaN or infinity without making the checkpoint unsound.
     """
 
     staged: StagedCheckpoint  # the directory for the files, set after construction
@@ -75,9 +75,9 @@ class Draft:
     ) -> str:
         """Write the remaining files, publish the checkpoint and delete checkpoints that are no longer kept.
 
-        `means`: the combined buffers of the workers. `waiting`: gradients for the next round. `facts`: entries of the manifest.
-        `preferred`: True if `latest` shall name the checkpoint, provided that it is sound.
-        Returns the reason why the checkpoint is unsound; empty if it is not unsound.
+        `means`: the combined buffers of the workers. `waiting`: gradients for the next round. `facts`: entries of the
+        manifest. `preferred`: True if the file `latest` should name this checkpoint, provided that it is not unsound.
+        Returns the reason why the checkpoint is unsound, or "" if no reason is known.
         """
         if self._buffers:
             self._write_model(means)
@@ -100,7 +100,7 @@ class Draft:
 
     @property
     def wreckage(self) -> str:
-        """A text about a written tensor that is not finite; empty if all tensors are finite."""
+        """A text that names a written tensor with values that are not finite; empty if all values are finite."""
         if (name := self._wrecked.get(checkpoint.MODEL)) is not None:
             return f"{name} is not finite"
         if checkpoint.REPLICA in self._wrecked:
@@ -109,7 +109,10 @@ class Draft:
         return "" if memory is None else f"the optimizer's memory {memory} is not finite"
 
     def _write_model(self, means: Tensors) -> None:
-        """Write the model and average files, with the workers' combined buffers, or rank 0's buffers where `means` lacks them."""
+        """Write the model file and the file of averaged weights, both with buffers.
+
+        The buffers are the workers' combined buffers. Where `means` lacks a buffer, rank 0's own buffer is written.
+        """
         buffers = content_of({**self._buffers, **means})
         self._write(checkpoint.MODEL, self._model.together(buffers))
         if self._average.tensors:
@@ -125,7 +128,10 @@ class Draft:
 
 
 class JoinedDraft(Draft):
-    """Draft of a version whose state comes in `parts` from other ranks. `join` adds a part, in place of `write_state`."""
+    """Draft of a version whose state comes in `parts` from other ranks.
+
+    `join` adds a part. It takes the place of `write_state`.
+    """
 
     def __init__(
         self, parts: StateParts, model: torch.nn.Module, plan: Plan, meant: Collection[str], memory: SnapshotMemory

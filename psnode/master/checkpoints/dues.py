@@ -8,7 +8,7 @@ from psnode.transport.clock import Clock
 
 
 class CheckpointDues:
-    """Decides which versions get a checkpoint: by --eval-freq, by --checkpoint-minutes, and the last version."""
+    """Decides which versions get a checkpoint: those due by --eval-freq or --checkpoint-minutes, and the last version."""
 
     def __init__(self, config: Config, clock: Clock) -> None:
         self._config, self._clock = config, clock

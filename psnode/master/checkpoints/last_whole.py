@@ -1,8 +1,8 @@
 """The last complete version, kept so that no step is lost if the program's own code on rank 0 raises within the next step.
 
-The program's own constraint, optimizer or codec may run after some groups of the next step have been updated. Therefore values
-are copied in every step before an update changes them (psnode.records.snapshots.snapshot), as they are while a checkpoint is
-written. A run without such code copies nothing, and can save the last version only before the next step updates its first group.
+The program's own constraint, optimizer or codec may run after some groups of the next step have been updated. Therefore, in
+every step, values are copied before an update changes them (psnode.records.snapshots.snapshot). A run without such code
+copies nothing; it can save the last version only until the next step updates its first group.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class LastWhole:
         self._changed = False  # True if a group has been updated since that version
 
     def keep(self, version: int, facts: Mapping[str, object]) -> None:
-        """Keep `version`, which is complete, while no group is open. `facts`: entries of its manifest."""
+        """Keep the complete version `version`. Call this while no group is open. `facts`: entries of the version's manifest."""
         self.close()
         self._version, self._facts, self._changed = version, facts, False
         if self._shard.runs_own_code and self._memory.holds(size_of(self._shard.memory())):
             self._draft = self._make(self._memory)
 
     def protect(self, group: int) -> None:
-        """Copy the values of `group`, which is about to change. Lanes call this method."""
+        """Copy the values of `group` before they change. The lanes (the threads that update groups) call this method."""
         self._changed = True
         if (draft := self._draft) is not None:
             draft.snapshot.protect(group)
@@ -48,7 +48,7 @@ class LastWhole:
         return self._facts if self._version == version and not self._changed else None
 
     def take(self) -> tuple[int, Draft, Mapping[str, object]] | None:
-        """Return the kept version, its draft and its facts, or None if there is none. The draft is valid until `close`."""
+        """Return the kept version, its draft and its facts; None if no version can be saved. The draft is valid until `close`."""
         if self._draft is None and self._version >= 0 and not self._changed:
             self._draft = self._make(self._memory)
             if self._changed:  # a group has changed since, so the draft mixes two versions

@@ -37,9 +37,10 @@ _MOST = 4
 class BegunCheckpoint:
     """A checkpoint that waits for parts of the ranks in `awaited`, or is `sealed` and waits for the disk.
 
-    `handing`: ranks that have to hand over their shard's state, which should come before the time `handed_by` (time.monotonic).
-    `until`: if rounds close without the slowest workers, the checkpoint is published without the missing parts after this time.
-    `facts`: entries of its manifest. `states`: by rank, the buffers in the parts that have come.
+    `handing`: ranks that have to hand over their shard's state, which should come before the time `handed_by`
+    (time.monotonic). `until`: under a rule whose rounds close without the slowest workers, the checkpoint is published after
+    this time even if parts are missing. `facts`: entries of its manifest. `states`: by rank, the buffers in the parts that
+    have come.
     """
 
     draft: Draft
@@ -127,9 +128,10 @@ class PendingCheckpoints:
 
     @property
     def in_flight(self) -> bool:
-        """True if no other checkpoint may begin yet, since the last checkpoint is not yet on the disk.
+        """True if no other checkpoint may begin yet, since the last checkpoint is not on the disk.
 
-        If rounds close without the slowest workers, a checkpoint that only waits for workers' parts does not count.
+        Under a rule whose rounds close without the slowest workers, a checkpoint that only waits for workers' parts does not
+        count.
         """
         return self.writing or (bool(self._pending) and not self._rounds_go_on)
 
@@ -149,7 +151,7 @@ class PendingCheckpoints:
         return self._buffers.part
 
     def begin(self, version: int, ranks: Iterable[int], until: float, facts: Mapping[str, object] | None = None) -> bool:
-        """Begin the checkpoint of `version`, the newest, with parts of `ranks`. Return False if it cannot be written.
+        """Begin the checkpoint of the newest version, `version`, with parts of `ranks`. Return False if it cannot be written.
 
         Call this while no group is open. `until`: see BegunCheckpoint. `facts`: further entries of the manifest.
         """
@@ -169,11 +171,11 @@ class PendingCheckpoints:
         return True
 
     def begin_evaluated(self, version: int, rank: int, until: float) -> bool:
-        """Begin a checkpoint that was not due, of `version`, the newest complete version, which worker `rank` has evaluated.
+        """Begin a checkpoint of the newest complete version, `version`, since worker `rank` has evaluated it.
 
-        The checkpoint contains only the part of that worker, since the other workers have continued. Therefore `latest` still
-        names the previous checkpoint, from which all workers can resume. Returns False if a group has changed since that version,
-        or if the checkpoint cannot be written.
+        No checkpoint of this version was due. The checkpoint contains only the part of that worker, since the other workers
+        have continued. Therefore `latest` still names the previous checkpoint, from which all workers can resume. Returns
+        False if a group has changed since that version, or if the checkpoint cannot be written.
         """
         facts = self.last_whole.untouched(version)
         if facts is None or version <= self.begun or (staged := self._staged(version)) is None:
@@ -219,7 +221,7 @@ class PendingCheckpoints:
             return None
 
     def require(self, version: int) -> None:
-        """Raise CheckpointError if the checkpoint of `version`, which is the last, could not be written."""
+        """Raise CheckpointError if the checkpoint of the last version, `version`, could not be written."""
         if self._refused is not None and self._refused[0] == version:
             error, newest = self._refused[1], checkpoint.latest(self._run.path)
             kept = f"the newest is {newest.name}" if newest and newest.is_dir() else "there is none"
@@ -230,7 +232,7 @@ class PendingCheckpoints:
     def hurry(self, now: float) -> None:
         """Publish checkpoints without their missing parts if they have waited too long, or if too many checkpoints wait.
 
-        Does nothing unless rounds close without the slowest workers. `now`: the time by the job's clock.
+        Do nothing unless the rule closes rounds without the slowest workers. `now`: the time by the job's clock.
         """
         for version, pending in list(self._pending.items()) if self._rounds_go_on else ():
             waiting = sum(bool(each.awaited) for each in self._pending.values())
@@ -289,7 +291,10 @@ class PendingCheckpoints:
         self.publish()
 
     def give_up(self, rank: int) -> None:
-        """Stop waiting for parts of `rank`, but keep those that have come. Give up checkpoints that lack its state of a shard."""
+        """Stop waiting for parts of `rank`, but keep the parts that have come.
+
+        Abandon the checkpoints that still need the state of a shard on `rank`.
+        """
         for version, pending in list(self._pending.items()):
             pending.awaited.discard(rank)
             if rank in pending.handing:
@@ -342,9 +347,10 @@ class PendingCheckpoints:
         self._thread.close()
 
     def _write(self, version: int, work: Callable[[], str | None]) -> None:
-        """Queue `work` on a checkpoint, and abandon the checkpoint if it fails. After a failure no more work on it is done.
+        """Queue `work` on the checkpoint of `version`. If it fails, abandon the checkpoint and do no more work on it.
 
-        The last work on a checkpoint publishes it and returns the reason why it is unsound, or ""; earlier work returns None.
+        The last work on a checkpoint publishes it and returns the reason why it is unsound, or ""; earlier work returns
+        None.
         """
 
         def then(reason: str | None, error: Exception | None) -> None:
@@ -377,7 +383,10 @@ class PendingCheckpoints:
         return pending
 
     def _protect(self, group: int) -> None:
-        """Copy the values of `group`, which is about to change, for the checkpoints being written. Lanes call this method."""
+        """Copy the values of `group`, before they change, for the checkpoints being written.
+
+        Lanes (update threads) call this method.
+        """
         for snapshot in self._snapshots:
             snapshot.protect(group)
         self.last_whole.protect(group)

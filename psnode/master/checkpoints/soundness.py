@@ -1,4 +1,4 @@
-"""Soundness of versions, judged by their values and by the losses on them, and the verdicts in checkpoint manifests."""
+"""The soundness of versions, judged by their values and by the losses on them; the verdicts go to the checkpoints' manifests."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Soundness:
             self.take(0, loss)
 
     def take(self, step: int, loss: float | None) -> None:
-        """Take the loss of `step`, the newest. If it is None or NaN, because no worker has reported a loss, it is ignored."""
+        """Take the loss of the newest step, `step`. Ignore None and NaN: no worker has reported a loss of this step."""
         if loss is None or math.isnan(loss):
             return
         self.doubt = self._against(loss, f"of step {step}")
@@ -56,9 +56,9 @@ class Soundness:
                 losses.setdefault(rank, loss)
 
     def verdicts(self, ranks: Collection[int]) -> Iterator[tuple[int, str]]:
-        """Yield the versions on which all of `ranks` have reported, each with the evidence against it; "" if it is sound.
+        """Yield a pair for each version on which all of `ranks` have reported: the version, and the evidence against it.
 
-        If no rank reports losses, a version gets no verdict.
+        The evidence is "" if the version is sound. A version gets no verdict if no rank has reported a loss for it.
         """
         for version in [version for version, losses in self._awaited.items() if losses and losses.keys() >= set(ranks)]:
             told = [loss for loss in self._awaited.pop(version).values() if loss is not None]
@@ -120,7 +120,8 @@ class Verdicts:
     def _judge(self, version: int, reason: str) -> str | None:
         """Write the verdict into the manifest and return `reason`.
 
-        Return None if there is no checkpoint, or if it is already known to hold values that are not finite.
+        Return None and write nothing if there is no checkpoint, or if it is already known to hold values that are not
+        finite.
         """
         path = self._run.path / checkpoint.CHECKPOINTS / checkpoint.step_directory(version)
         if version in self._wrecked or not path.is_dir():

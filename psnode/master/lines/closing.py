@@ -33,7 +33,10 @@ def tell_of_the_stop(reason: str) -> None:
 
 
 def tell_of_the_result(run: RunDirectory, summary: Summary, workers: int, last: int, asked: str | None) -> None:
-    """Log the result of the run. `last`: the step after which the run is complete. `asked`: the reason of a request to stop."""
+    """Log the result of the run.
+
+    `last`: the step after which the run is complete. `asked`: the reason of a request to stop, or None.
+    """
     config, directory = run.config, run.config.directory
     rows = [("stopped" if summary.exit_code else "done", _done(run, summary, last, asked))]
     sent = summary.uplink_bytes + summary.downlink_bytes
@@ -86,7 +89,7 @@ def _evaluated(directory: Path, step: int) -> dict[str, Any] | None:
 
 
 def _best(run: RunDirectory) -> list[tuple[str, str]]:
-    """Return the row about the best evaluation and the file of its weights, or no row without an evaluation."""
+    """Return one row with the best evaluation and the path of its weights; empty without an evaluation."""
     if (found := best_evaluation(run.path)) is None:
         return []
     path, record = found
@@ -100,7 +103,10 @@ def _result(record: dict[str, Any]) -> str:
 
 
 def _next(config: Config, summary: Summary, workers: int, *, evaluated: bool) -> str:
-    """Return the command to run next, or "" after a complete run of a task that a program passed."""
+    """Return the command to run next.
+
+    Return "" after a complete run of a task that a program passed to psnode.
+    """
     complete = not summary.exit_code and summary.stop_reason != PART
     if config.task is not None and config.task.startswith(PASSED):
         return "" if complete else "start the program again with resume=True, or PSNODE_RESUME=true in its environment"

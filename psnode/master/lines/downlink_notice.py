@@ -22,10 +22,11 @@ _LINK = 100e6  # bits a second, of the link in the example
 class DownlinkNotice:
     """An observer of records that logs, after the first step of the job, the downlink's share of all bytes.
 
-    It logs nothing if the downlink is coded. If the uplink is not compressed either, the line also gives the least time in which
-    the bytes of a step pass the busiest link. This is the master's link or, if `dealt`, the link of each of the `workers` ranks,
-    which all have a part of the weights. `servers`: the number of ranks, master included, that have equal parts of the weights
-    and compute nothing. `passed_on`: workers pass the weights on, so the master sends fewer bytes than it receives.
+    Nothing is logged if the downlink is coded. If the uplink is not compressed either, the line also gives the least time in
+    which the bytes of a step pass the busiest link. This is the master's link. If `dealt` is True, each of the `workers`
+    ranks has a part of the weights, and the busiest link is the link of each of these ranks. `servers`: the number of ranks,
+    master included, that have equal parts of the weights and compute nothing. `passed_on`: workers pass the weights on, so
+    the master sends fewer bytes than it receives.
     """
 
     def __init__(
@@ -49,10 +50,10 @@ class DownlinkNotice:
             _LOG.info(text)
 
     def extend(self, last: int) -> None:
-        """Do nothing."""
+        """Do nothing: the line does not depend on the last step."""
 
     def close(self) -> None:
-        """Do nothing."""
+        """Do nothing: nothing is open."""
 
 
 def notice_of(scheme: Scheme, recorder: StepRecorder, layout: Layout, routes: Sequence[Route]) -> DownlinkNotice:
@@ -68,7 +69,8 @@ def line(
 ) -> str:
     """Return the line for a step in which all `workers` together sent `up` and received `down` bytes, from `servers` servers.
 
-    `dealt`: each worker receives the gradients and sends the weights of a part. `passed_on`: see DownlinkNotice.
+    `dealt`: each worker receives the gradients of a part of the weights and sends the weights of this part. `passed_on`: see
+    DownlinkNotice.
     """
     text = f"downlink: {scheme.downlink}, {100 * down / (up + down):.0f} % of all bytes"
     if scheme.codec not in _PLAIN:

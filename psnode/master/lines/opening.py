@@ -49,7 +49,8 @@ def tell_of_the_run(
 ) -> None:
     """Log the facts of the run that is about to begin.
 
-    `ready`, `threads`: READY message and number of threads by rank. `workers`: the ranks that compute.
+    `ready`: the READY message of each rank. `threads`: the number of threads of each rank. `workers`: the ranks that
+    compute.
     """
     config, first = run.config, ready[workers[0]]
     rows = _resumed(run, dealing.last_step)
@@ -107,7 +108,10 @@ def doubt_of(scheme: Scheme, optimizer: str) -> str:
 
 
 def measured_cost(scheme: Scheme, optimizer: str) -> str:
-    """Return the range of the measured differences between the scheme and dense for this kind of optimizer; "" if unknown."""
+    """Return a text with the range of the measured differences between the scheme and dense; "" if nothing was measured.
+
+    Only measurements with the same kind of optimizer as `optimizer` count.
+    """
     found = sorted((cost for cost in costs_of(_coded(scheme), optimizer) if cost.run != DENSE), key=lambda cost: cost.mean)
     parts = []
     for by_loss, name, unit in ((True, "loss", "%"), (False, "accuracy", "points")):
@@ -129,7 +133,10 @@ def _coded(scheme: Scheme) -> Coded:
 
 
 def tell_of_the_bytes(coding: Coding, workers: int, topology: str) -> None:
-    """Log the expected bytes of a step of `workers` workers. This encodes samples, so compile the kernels before the call."""
+    """Log the expected bytes of a step of `workers` workers.
+
+    Compile the kernels before this call, since the call encodes samples.
+    """
     up, down = sent_in_a_step(topology, workers, *step_bytes(coding))
     dense = 4.0 * coding.plan.size * workers
     times = 2 * dense / (up + down) if up + down else 1.0
@@ -175,7 +182,10 @@ def _scheme(scheme: Scheme, config: Config) -> str:
 
 
 def _memory(config: Config, need: Footprint, workers: int) -> str:
-    """Return the expected memory: this process's present memory, with libraries and model, plus the vectors of the exchange."""
+    """Return a text about the expected memory of the master and of a worker.
+
+    It is the memory that this process uses now, with libraries and model, plus the vectors of the exchange.
+    """
     now = resident_memory() or 0
     beside = "" if now else " beside the libraries and the model"
     master, worker = now + need.master_bytes, now + need.worker_bytes

@@ -35,7 +35,10 @@ class ProgressView(Protocol):
 
 
 class _Figures:
-    """Texts of loss, metrics, step time and compression ratio over the most recent steps, the most important first."""
+    """Texts of loss, metrics, step time and compression ratio, in order of importance.
+
+    Step time and ratio are taken over the most recent steps.
+    """
 
     def __init__(self, coordinates: int) -> None:
         self._coordinates = coordinates
@@ -114,7 +117,8 @@ def progress(coordinates: int, first: int, last: int, interval: int) -> Progress
 def _watched() -> bool:
     """Return True if standard output is a terminal that shows output immediately.
 
-    mpirun gives its ranks a terminal even if its own output goes elsewhere. It also delays a bar, since a bar has no line ends.
+    mpirun gives its ranks a terminal even if its own output goes elsewhere. It also delays a bar, since a bar prints no line
+    ends.
     """
     return sys.stdout.isatty() and (place() is None or moves_on_a_terminal())
 

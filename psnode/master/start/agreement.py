@@ -48,9 +48,10 @@ def require_one_version(greetings: Mapping[int, bytes], *, unlike: bool = False)
 
 
 def threads_of(greetings: Mapping[int, bytes], asked: int) -> dict[int, int]:
-    """Return by rank the number of threads for its computation: `asked`, or if this is 0 an equal part of its machine's cores.
+    """Return by rank the number of threads for its computation.
 
-    The ranks of a machine share its cores even if they run on emulated hosts with different names.
+    This is `asked`. If `asked` is 0, it is an equal part of the cores of the rank's machine. The ranks of a machine share
+    its cores even if they run on emulated hosts with different names.
     """
     ranks = {rank: Hello.of_any_version(text, rank) for rank, text in greetings.items()}
     together = Counter(each.pool or each.host for each in ranks.values())
@@ -60,9 +61,9 @@ def threads_of(greetings: Mapping[int, bytes], asked: int) -> dict[int, int]:
 def lacking(ready: Mapping[int, Ready], model: torch.nn.Module, sized: Collection[str] = ()) -> dict[int, list[str]]:
     """Return by rank the names of tensors whose bytes differ from the tensors of `model`, which is the model of rank 0.
 
-    Ranks without such tensors have no entry. `sized`: names of tensors that may have another shape on a worker, since a model
-    sizes them by its data and rank 0 has loaded them. Raises ConfigurationError if the tensors of a worker's model have other
-    names, dtypes or shapes.
+    Ranks without such tensors have no entry. `sized`: names of tensors that may have another shape on a worker, because the
+    model sizes them by its data; the worker takes the shape that rank 0 has loaded. Raises ConfigurationError if the tensors
+    of a worker's model have other names, dtypes or shapes.
     """
     own = model_tensors.contents(model)
     found: dict[int, list[str]] = {}
@@ -104,7 +105,7 @@ def what_to_send(
 
 
 def besides(found: Lacking, names: Collection[str]) -> dict[int, list[str]]:
-    """Return `found` without the tensors in `names`."""
+    """Return `found` without the tensors in `names`, and without the ranks that then lack no tensor."""
     kept = {rank: [name for name in missing if name not in names] for rank, missing in found.items()}
     return {rank: missing for rank, missing in kept.items() if missing}
 
@@ -115,7 +116,7 @@ def among(found: Lacking, names: Collection[str]) -> list[int]:
 
 
 def messages(found: Lacking, model: torch.nn.Module) -> dict[int, int]:
-    """Return the number of STATE frames that `hand_out` sends to each rank."""
+    """Return, for each rank, the number of STATE frames that `hand_out` sends to it."""
     values = model_tensors.tensors(model)
     return {rank: len(list(model_tensors.chunks(values, names))) for rank, names in found.items()}
 

@@ -43,8 +43,9 @@ def group_bytes_for(
 ) -> int:
     """Return --group-bytes for a run of `steps` steps with `epoch` steps in an epoch and the learning rate `lr`.
 
-    This is the configured size, or otherwise the fastest size in rehearsals. The default is used for short runs, for models that
-    fit in one group, and for workers in one process, which take turns. `tell` is called with a line about the time of each size.
+    This is the configured size if there is one. If several ranks update weights, it is the size that the topology
+    prescribes. Otherwise it is the fastest size in rehearsals. The default is used for short runs, for models that fit in
+    one group, and for workers in one process, which take turns. `tell` is called with a line about the time of each size.
     """
     if config.group_by != "bytes" or config.group_bytes:
         return config.group_bytes

@@ -1,8 +1,8 @@
 """The choice of --plan auto: the run's scheme, bf16 or dense, whichever is fastest in trial steps on the job's own links.
 
-Steps are measured and not predicted, since trial steps show everything that limits a step: links, cores that ranks share, other
-programs. A scheme is not tried if its bytes alone would take twice as long as a step of the fastest scheme. Among schemes that
-are almost equally fast, the scheme that loses least accuracy is chosen.
+Steps are measured and not predicted, since trial steps show everything that limits a step: links, cores that ranks share,
+other programs. A scheme is not tried if sending its bytes would take more than twice as long as a step of the fastest
+scheme. Among schemes that are almost equally fast, the scheme that loses least accuracy is chosen.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BF16 = "bf16"
 
 @dataclass(frozen=True)
 class Candidate:
-    """A scheme that may be chosen. `up`, `down`: bytes of a worker in a step."""
+    """A scheme that may be chosen. `up`, `down`: the bytes that one worker sends and receives in a step."""
 
     name: str
     config: Config
@@ -42,13 +42,13 @@ class Candidate:
     down: float = 0.0
 
     def least(self, links: LinkRates, workers: int) -> float:
-        """Return the seconds that the bytes of a step need on the master's link."""
+        """Return the least seconds in which the bytes of a step of `workers` workers pass the master's link."""
         return max(workers * self.up / links.up, workers * self.down / links.down)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The `candidate` that is chosen, the median `seconds` of its trial steps, and lines about the choice for people."""
+    """The chosen `candidate`, the median `seconds` of its trial steps, and lines that explain the choice to the user."""
 
     candidate: Candidate
     seconds: float
@@ -83,7 +83,10 @@ def candidates(config: Config, scheme: Scheme) -> list[Candidate]:
 
 
 def choose(found: Sequence[Candidate], links: LinkRates, workers: int, trial: Callable[[Candidate], float]) -> Choice:
-    """Return the choice among `found`, the lossiest scheme first. `trial` returns the median seconds of some steps."""
+    """Return the choice among the candidates `found`, which are ordered from the lossiest scheme on.
+
+    `trial` takes some trial steps of a candidate and returns their median duration in seconds.
+    """
     tried: dict[str, list[float]] = {}
     skipped: dict[str, float] = {}
     for each in sorted(found, key=lambda each: each.least(links, workers)):
@@ -104,10 +107,11 @@ def choose(found: Sequence[Candidate], links: LinkRates, workers: int, trial: Ca
 
 
 def ddp_line(nbytes: int, links: LinkRates, workers: int, seconds: float) -> str:
-    """Return a line about the seconds that PyTorch's DDP needs at least for `nbytes` bytes of float32 gradients.
+    """Return a line about the least seconds that PyTorch's DDP needs to exchange `nbytes` bytes of float32 gradients.
 
-    `seconds`: the duration of the chosen step. The links between workers are assumed to be as fast as the master's. Each of P
-    workers sends and receives 2 (P - 1) / P times `nbytes` (R. Thakur et al., Int. J. High Perform. Comput. Appl. 19, 2005).
+    `seconds`: the duration of the chosen step. The links between workers are assumed to be as fast as the master's. Each of
+    P workers sends and receives 2 (P - 1) / P times `nbytes` (R. Thakur et al., Int. J. High Perform. Comput. Appl. 19,
+    2005).
     """
     least = 2 * (workers - 1) / workers * nbytes / min(links.up, links.down)
     if least > NEAR * seconds:

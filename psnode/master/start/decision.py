@@ -1,7 +1,7 @@
-"""The decision of --topology auto: the topology with the shortest predicted step, from measurements before workers get settings.
+"""The decision of --topology auto: measure, predict a step under each topology, and take the topology with the shortest step.
 
 The master measures the links of the waiting workers, and the work of a step on its own host. All other ranks get the
-configuration only after the decision, so the run is the one in which the user had named the topology.
+configuration only after the decision, so the run is the same as if the user had named the topology.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _USUAL = Config().topology
 class JobHosts(NamedTuple):
     """The hosts of a job of `workers` workers, each with `cores` cores; `shared`: True if all ranks are on one host.
 
-    `links`: the rates of the master's link while all workers use it. `slowest`: the rates, on the slowest link, of a worker that
-    is alone on the master's link. Both are None if ranks are threads of one process.
+    `links`: the rates of the master's link while all workers use it. `slowest`: the rates that the worker with the slowest
+    link reaches when no other worker uses the master's link. Both are None if ranks are threads of one process.
     """
 
     workers: int
@@ -54,9 +54,10 @@ Predict = Callable[[Config, Task, Sequence[str], JobHosts], Mapping[str, Predict
 
 @dataclass(frozen=True)
 class Decider:
-    """The parties of a decision: the other ranks on `link`, their `greetings` and numbers of `threads` by rank, and `predict`.
+    """Decides the topology of a job, from the messages of the other ranks and predictions of a step.
 
-    `make_task`: returns the task to measure. Without `predict`, nothing can be decided.
+    `link`: the channel to the other ranks. `greetings`: the HELLO message of each rank. `threads`: the number of threads of
+    each rank. `make_task`: returns the task to measure. `predict`: see Predict; without it, nothing can be decided.
     """
 
     link: FrameChannel
@@ -66,12 +67,13 @@ class Decider:
     predict: Predict | None
 
     def decided(self, run: RunDirectory, *, constrains: bool, events: Events) -> RunDirectory:
-        """Return the run under a topology for which train accepts its settings, with the prediction of a step and the links.
+        """Return `run` with the chosen topology, the prediction of a step and the measured links.
 
-        The topology is the one with the shortest predicted step, or the usual one if that is almost as fast. If no other topology
-        is accepted, or a rank has another version of psnode, nothing is measured. `constrains`: the task has a constraint. Lines
-        about the decision go to `events`. Raises ConfigurationError if a step cannot be measured, and StoppedError if a rank was
-        asked to stop.
+        Only topologies are compared under which train accepts the run's settings. The chosen topology is the one with the
+        shortest predicted step, or the usual topology if it is almost as fast. If no other topology is accepted, or a rank
+        has another version of psnode, nothing is measured. `constrains`: True if the task has a constraint. Lines about the
+        decision go to `events`. Raises ConfigurationError if a step cannot be measured, and StoppedError if a rank was asked
+        to stop.
         """
         if self.predict is None:
             raise ConfigurationError(f"this program decides on no topology: name one, not --topology {UNDECIDED}")
@@ -105,7 +107,11 @@ class Decider:
         return replace(_under(run, best), prediction=found[best], links=hosts.links)
 
     def _with_links(self, run: RunDirectory, hosts: JobHosts, workers: Sequence[int]) -> JobHosts:
-        """Return `hosts` with the links of all workers at once, and of the worker whose link is the slowest when it is alone."""
+        """Return `hosts` with measured link rates.
+
+        Measured are the rates while all workers use the master's link at once, and those of each worker alone, of which the
+        slowest are kept.
+        """
 
         def measured(ranks: Sequence[int]) -> LinkRates:
             raise_if_stopped(self.link, run)
@@ -122,7 +128,7 @@ def _under(run: RunDirectory, topology: str) -> RunDirectory:
 
 
 def _hosts(hellos: Mapping[int, Hello], layout: Layout, config: Config, threads: int) -> JobHosts:
-    """Return the hosts without their links. Ranks of a host share its cores; the threads of --local take turns."""
+    """Return the hosts without their links. The ranks of a host share its cores, but the threads of --local take turns."""
     pools = [each.pool or each.host for each in hellos.values()]
     if len(set(pools)) == 1:
         cores = hellos[MASTER].cores
@@ -143,7 +149,7 @@ def _best(found: Mapping[str, Prediction]) -> str:
 
 
 def _lines(found: Mapping[str, Prediction], best: str, hosts: JobHosts, left_out: Sequence[str]) -> list[str]:
-    """Return lines about the chosen topology, the predicted seconds under all others, the usual one first, and the links.
+    """Return log lines about the chosen topology, the predicted step times under the other topologies, and the links.
 
     `left_out`: topologies that were not predicted.
     """

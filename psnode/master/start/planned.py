@@ -1,4 +1,4 @@
-"""The plan of a run: from its record, from a file, from trial steps, or by the rule."""
+"""The plan of a run, taken from the run's record, from a file, from trial steps, or made by the rule."""
 
 from __future__ import annotations
 
@@ -40,10 +40,11 @@ from psnode.records.directory import RunDirectory, saved_config
 
 
 def with_plan(config: Config) -> Config:
-    """Return `config` with the settings of its plan: the recorded settings of a resumed run, or those in the file of --plan.
+    """Return `config` with the settings of its plan.
 
-    A resumed run also keeps its topology if the topology is to be decided. Raises ConfigurationError if there is no such file, or
-    if it contradicts other settings.
+    For a resumed run these are the recorded settings, otherwise the settings in the file of --plan. A resumed run also keeps
+    its topology if --topology is auto. Raises ConfigurationError if there is no such file, or if it contradicts other
+    settings.
     """
     if config.resume and config.topology == UNDECIDED:
         config = replace(config, topology=saved_config(config.directory.resolve()).topology)
@@ -65,8 +66,8 @@ def planned(
 ) -> tuple[RunDirectory, Plan]:
     """Return the run and its plan. `ready`: the READY message of every worker.
 
-    A resumed run has its recorded plan, unless settings that determine plans have changed. Without a plan in a file, the group
-    size is set to the fastest size in trial runs.
+    A resumed run has its recorded plan, unless settings that determine plans have changed. Unless the plan comes from a
+    file, the group size is set to the fastest size in trial runs.
     """
     if run.resume_point.plan is not None:
         return run, run.resume_point.plan

@@ -31,7 +31,7 @@ _FLAG = "--checkpoint-residuals"
 
 
 def tell_of_the_start(events: Events, run: RunDirectory, workers: range) -> None:
-    """Inform the user about an unexpected learning rate, and about state that a resumed run does not continue."""
+    """Report an unexpected learning rate, and state that a resumed run does not continue, as events."""
     for note in run.notes:
         events.tell("learning rate", 0, reason=note)
     found = run.resume_point.checkpoint
@@ -58,7 +58,7 @@ def tell_of_the_start(events: Events, run: RunDirectory, workers: range) -> None
 
 
 def tell_of_another_end(events: Events, run: RunDirectory, dealing: ExampleDealing) -> None:
-    """Report that the end of a resumed run has changed, if its learning-rate schedule depends on the end."""
+    """Report that a resumed run has another last step than before, if its learning-rate schedule depends on the last step."""
     earlier, step = run.resume_point.config, run.resume_point.step
     if earlier is None or not step or run.config.lr_schedule not in SHAPED:
         return
@@ -78,7 +78,7 @@ def tell_of_another_end(events: Events, run: RunDirectory, dealing: ExampleDeali
 
 
 def _tell_of_threads(events: Events, run: RunDirectory, found: Checkpoint) -> None:
-    """Report a changed number of threads, since torch may then add the same numbers in a different order."""
+    """Report that the number of threads has changed, since torch may then add the same numbers in a different order."""
     earlier = run.resume_point.config
     if earlier is not None and earlier.threads != run.config.threads:
         reason = f"--threads was {earlier.threads} and is {run.config.threads} now: the last bits of a sum may be others"
@@ -114,7 +114,7 @@ def require_same_model(resumed: ResumePoint, plan: Plan, tensors: Sequence[Seque
 
 
 def tell_of_another_plan(events: Events, resumed: ResumePoint, plan: Plan) -> None:
-    """Report a checkpoint that was written with another plan, and the state that is left out for this reason."""
+    """Report that the checkpoint was written with another plan, and the state that cannot be used for this reason."""
     found = resumed.checkpoint
     if found is None or state_names.fits(found, plan):
         return

@@ -1,4 +1,4 @@
-"""From the first message to the first round: gather the workers, agree on the plan, hand out the weights."""
+"""The start of a job from the first message to the first round: gather the workers, agree on the plan, hand out the weights."""
 
 from __future__ import annotations
 
@@ -44,8 +44,9 @@ def gather_ready(
     """Send the configuration to `workers`, run `meanwhile`, and return the READY message of every worker.
 
     A worker sends READY when it has built its model and data. `patience`: the longest wait for all workers, in seconds.
-    `threads`: by rank, the number of threads if it differs from the configuration. Raises ConfigurationError if the workers
-    disagree on the model or the number of examples, StoppedError if a rank was asked to stop, and DeadlineExceededError.
+    `threads`: by rank, the number of threads, for ranks that do not use the configured number. Raises ConfigurationError if
+    the workers disagree on the model or the number of examples, StoppedError if a rank was asked to stop, and
+    DeadlineExceededError.
     """
     setup = Setup(run.config.to_dict(), run.scheme.to_dict(), str(run.path), run.mark, max(1, run.config.threads))
     counts = {rank: (threads or {}).get(rank, setup.threads) for rank in workers}
@@ -95,10 +96,11 @@ def raise_if_stopped(link: FrameChannel, run: RunDirectory) -> None:
 
 
 def require_memory(need: Footprint, ready: Mapping[int, Ready], servers: Collection[int] = ()) -> None:
-    """Raise ConfigurationError that names the first host with too little free memory. `ready`: READY of all ranks but the master.
+    """Raise ConfigurationError that names the first host with too little free memory.
 
-    Only the memory of the exchange is counted (psnode.exchange.footprint), and not activations, so a refused job could not have
-    run. One vector of weights per rank is not counted, since the model that holds this vector is already in memory.
+    `ready`: the READY message of each rank except the master. Only the memory of the exchange is counted
+    (psnode.exchange.footprint), not activations, so a refused job could not have run. One vector of weights per rank is not
+    counted, since the model that holds this vector is already in memory.
     """
     here = Machine.here().host
     free: dict[str, int | None] = {here: free_memory()}
@@ -120,14 +122,14 @@ def require_memory(need: Footprint, ready: Mapping[int, Ready], servers: Collect
 
 
 def plan_for(ready: Ready, scheme: Scheme, config: Config) -> Plan:
-    """Return the plan by the rule, with tensors in the order in which their gradients were ready on worker 1."""
+    """Return the plan that the rule makes, with tensors in the order in which their gradients were ready on worker 1."""
     shapes = {name: tuple(shape) for name, shape in ready.tensors}
     order = ready.order if ready.order is not None else list(shapes)
     return plan_of([Tensor(name, shapes[name]) for name in order], scheme, config)
 
 
 def job_digest(config: Config, scheme: Scheme, plan: Plan, mark: str) -> int:
-    """Return the digest of configuration, scheme, plan and the job's `mark`, which every frame of this job carries."""
+    """Return the digest of the configuration, scheme, plan and `mark` of the job. Every frame of the job carries this digest."""
     text = to_json([config.digest(), scheme.to_dict(), plan.to_dict(), mark], sort_keys=True)
     return max(1, xxhash.xxh3_64_intdigest(text.encode()))
 
@@ -148,12 +150,12 @@ def send_start(
 ) -> None:
     """Send every rank the plan and the step from which to start, and the state and tensors that it lacks.
 
-    The state of a rank in the checkpoint is sent in a STATE frame if the rank cannot read the checkpoint itself. `lacking`: by
-    rank, the tensors of rank 0's `model` to send; the weights in the plan are sent separately.
+    If a rank cannot read the checkpoint itself, its state is sent in a STATE frame. `lacking`: by rank, the tensors of rank
+    0's `model` to send; the trained weights are sent separately.
 
-    A worker that was absent when the checkpoint was written gets the means of the other workers' buffers and places. If another
-    number of workers wrote the checkpoint, each worker gets the mean of all residuals. Ranks above `workers` are spares, which
-    get no residuals, or `servers`, whose state is sent to their shards.
+    A worker that was absent when the checkpoint was written gets the mean of the other workers' buffers, and the mean of
+    their positions in the data. If another number of workers wrote the checkpoint, each worker gets the mean of all
+    residuals. Ranks above `workers` are spares, which get no residuals, or `servers`, whose state is sent to their shards.
     """
     found, first = run.resume_point.checkpoint, ready[Layout(workers).first]
     dealt = resharded(found, first) if found and run.resume_point.resharded(workers) else None

@@ -1,4 +1,4 @@
-"""Trial runs: a few steps with a plan, to measure its rounds with this model, these links and these processors.
+"""Trial runs: a few steps with a plan, to measure the duration of its rounds with this model, these links and these processors.
 
 Afterwards the model has its earlier values again.
 """
@@ -41,9 +41,8 @@ _LONG = 3.0  # seconds after which no further round begins
 class TrialRun:
     """The master's side of trial steps with `plan`.
 
-    Every worker starts from the weights that it already holds. Each round waits for the gradients of all workers.
-
-    `ready`: the READY message of every worker. Forward and backward passes overlap with transfers as in the run itself.
+    Every worker starts from the weights that it already holds. Each round waits for the gradients of all workers. `ready`:
+    the READY message of every worker. Forward and backward passes overlap with transfers, as in the real run.
     """
 
     def __init__(
