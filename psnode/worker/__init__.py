@@ -75,7 +75,7 @@ def _reported(link: FrameChannel, debug: bool) -> Iterator[None]:
 
 
 def wait_for_end(link: FrameChannel, seconds: float) -> None:
-    """Block until the job has ended. If this process exited earlier than the others, mpirun would end the whole job.
+    """Block until the job has ended, since mpirun would end the whole job if this process exited before the others.
 
     `seconds`: the longest allowed silence of the master. Requests to stop are passed on to the master.
     """

@@ -18,9 +18,10 @@ from psnode.plans.groups import Plan
 class GroupHooks:
     """Calls `finished(index)` once for every group in a backward pass, as soon as the group's last gradient is accumulated.
 
-    Earlier, `collect(name)` is called for every parameter in the group when the parameter's gradient is ready. The hooks act only
-    between `arm` and `flush`, since only the last backward pass of a step completes its gradients. `flush` collects the
-    parameters on which the loss does not depend, and those in `late`, to whose gradients one pass adds more than once.
+    Before this call, `collect(name)` is called for each parameter in the group, when the parameter's gradient is ready. The
+    hooks act only between `arm` and `flush`, since only the last backward pass of a step completes its gradients. `flush`
+    collects the remaining gradients: those of parameters on which the loss does not depend, and those of the parameters in
+    `late`, whose gradients one pass adds to more than once.
     """
 
     def __init__(
@@ -169,10 +170,10 @@ class _Stopwatch:
 def finish_times(parameters: Mapping[str, nn.Parameter], backward: Callable[[BackwardWatch], object]) -> Finish:
     """Return the times at which a backward pass finishes the gradients of `parameters`.
 
-    `backward` runs the pass, and calls `arm` and `flush` of the watch that it is given. Unused parameters come last, with the
-    seconds of the whole pass. On a GPU, each gradient is awaited. A pass may add to a gradient more than once: reentrant
-    checkpointing adds to it once for every segment that uses the parameter. Gradients are cleared afterwards. Raises
-    ConfigurationError for sparse gradients.
+    `backward` runs the pass, and calls `arm` and `flush` of the watch that it is given. Unused parameters come last, with
+    the seconds of the whole pass. On a GPU, the device is synchronized before each time is taken. A pass may add to a
+    gradient more than once: reentrant checkpointing adds to it once for every segment that uses the parameter. Gradients are
+    cleared afterwards. Raises ConfigurationError for sparse gradients.
     """
     times: dict[str, int] = {}
     seconds: dict[str, float] = {}

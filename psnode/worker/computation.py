@@ -52,7 +52,10 @@ def seed_torch(seed: int, rank: int, step: int, device: torch.device) -> None:
 
 
 def whole(size: Any) -> int:
-    """Return `size`, the result of Task.size, as int. Raises ConfigurationError unless it is a whole number, of any type."""
+    """Return `size`, the result of Task.size, as int. Raises ConfigurationError if it is not a whole number.
+
+    A value of any type is accepted if it equals a whole number.
+    """
     try:
         if (found := int(size)) == size:
             return found
@@ -164,7 +167,10 @@ class Computation:
         return None if self._unit is None else sum(map(self.size, batches))
 
     def share_of(self, loss: torch.Tensor, size: int, batches: int) -> torch.Tensor:
-        """Return a batch's term in the loss of a step of `batches` batches. `loss`: the batch's mean over `size` examples."""
+        """Return the term that a batch contributes to the loss of a step of `batches` batches.
+
+        `loss`: the batch's mean loss over its `size` examples.
+        """
         if self._unit is not None:
             return loss * (size / self._unit)
         return loss / batches if batches > 1 else loss

@@ -1,4 +1,4 @@
-"""A worker's share of the examples, and its place in the share after a resumption or a resharding."""
+"""A worker's share of the examples, and its position in the share after a resumption or a resharding."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Feeding(Protocol):
 class DataShare:
     """The coming batches of a worker, selected by `sampler`.
 
-    `place`: the last step taken from the share, plus the sampler's epoch offset. The place cannot be derived from the version,
-    since a worker that skips versions takes fewer steps.
+    `place`: the worker's position in its share, which is the last step taken from the share plus the sampler's
+    `sample_offset`. It cannot be derived from the version, since a worker that skips versions takes fewer steps.
     """
 
     sampler: Sampler
@@ -54,16 +54,16 @@ class DataShare:
         return cls(sampler, make(sampler, finished, finished + steps), finished + sampler.sample_offset)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return the place and the sampler's number of workers, for a checkpoint."""
+        """Return, for a checkpoint, the worker's position in its share and the sampler's number of workers."""
         return {checkpoint.PLACE: torch.tensor([self.place, self.sampler.workers])}
 
 
 def resumed(tensors: Mapping[str, torch.Tensor], sampler: Sampler, finished: int, *, moves: bool) -> int:
     """Return the step of `sampler` after which a worker continues when it resumes from the checkpoint of step `finished`.
 
-    `tensors`: the worker's part of the checkpoint, whose recorded place determines the step. The step is `finished` if no place
-    is recorded, or if the place belongs to another number of workers and `moves` is False. If `moves` is True, such a place is
-    converted to the present number of workers.
+    `tensors`: the worker's part of the checkpoint, which may record the worker's position in its share. The recorded
+    position determines the step. Without one, the step is `finished`. A position that belongs to another number of workers
+    is converted to the present number if `moves` is True; if `moves` is False, the step is `finished`.
     """
     if checkpoint.PLACE not in tensors:
         return finished

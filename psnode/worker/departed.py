@@ -1,8 +1,9 @@
 """Stand-ins for gradients that have already left the worker. They raise an error when they are used.
 
-If a loop clips, scales, measures or replaces gradients between `loss.backward()` and `s.step(loss)`, this has no effect, since
-the gradients have left. torch has no hook for the use of `.grad`. Therefore each parameter gets a stand-in gradient without
-memory, on which every operator raises. If the stand-in is still in place when the step is taken, the loop assigned no gradient.
+A loop that clips, scales, measures or replaces gradients between `loss.backward()` and `s.step(loss)` would have no effect,
+since the gradients have left. torch has no hook for the use of `.grad`. Therefore each parameter gets a stand-in gradient
+without memory, on which every operator raises. If the stand-in is still in place when the step is taken, the loop has
+assigned no gradient.
 """
 
 from __future__ import annotations
@@ -92,7 +93,10 @@ def _used(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Configuratio
 
 
 class DepartedGradients:
-    """The stand-ins for the gradients of `parameters`, by name. If `over`, the step is taken, and the loop may zero them."""
+    """The stand-ins for the gradients of `parameters`, by name.
+
+    `over`: True if the step has been taken, so that the loop may set the gradients to zero.
+    """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
         self._parameters = parameters
@@ -100,7 +104,10 @@ class DepartedGradients:
         self.over = False
 
     def check(self, left: Iterable[str]) -> None:
-        """Raise ConfigurationError if the loop has replaced a stand-in. `left`: the parameters whose gradients have left."""
+        """Raise ConfigurationError if the loop has replaced or removed a stand-in.
+
+        `left`: the parameters whose gradients have left.
+        """
         for name in left:
             found = self._parameters[name].grad
             if found is None:

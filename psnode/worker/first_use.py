@@ -86,7 +86,7 @@ class FirstUse:
 
     @property
     def over(self) -> bool:
-        """True if all weights have arrived, or if this thread is inside `require` and puts weights in place."""
+        """True if all weights have arrived, or if this thread is inside `require`, where it puts arrived weights in place."""
         return not self._arriving.missing or self._waiting == threading.get_ident()
 
     def wait(self, values: Iterable[object]) -> None:

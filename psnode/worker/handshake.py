@@ -85,7 +85,10 @@ class WorkerContext:
     parameter_groups: tuple[ParameterGroup, ...] = ()
 
     def next_start(self) -> Start:
-        """Wait for the next PLAN message, answer PROBE frames, and return the message. Later frames carry its job digest."""
+        """Wait for the next PLAN message and return it. PROBE frames are answered meanwhile.
+
+        All later frames of this rank carry the job digest of this message.
+        """
         start = Start.from_bytes(_awaited(self.link, Kind.PLAN, self.patience).body, MASTER)
         self.link.job = start.job
         return start
@@ -127,7 +130,7 @@ class WorkerContext:
         return coding
 
     def serving_rank(self) -> ServingRank:
-        """Wait for the plan, receive the tensors that it announces, and return the rank, ready for the first round."""
+        """Wait for the plan, receive the tensors that it announces, and return this rank's server, ready for the first round."""
         start = self.next_start()
         plan = Plan.from_dict(start.plan)
         self._take_tensors(start)
@@ -221,7 +224,8 @@ class WorkerContext:
     def deal(self, deal: Reshard, finished: int, before: DataShare | None) -> DataShare:
         """Return this rank's share in a new division of the examples.
 
-        It continues after the place reached in the share `before`, or after step `finished` if `before` is None.
+        The share begins after the position that this rank reached in its earlier share, `before`, or after step `finished`
+        if `before` is None.
         """
         sampler = self.sampler.dealt(self.link.rank, deal.ranks, deal.sample_shift)
         last = deal.last_step - finished
@@ -233,8 +237,9 @@ class WorkerContext:
 def may_begin_early(config: Config, rule: Rule) -> bool:
     """Return True if forward passes may begin before their weights have arrived.
 
-    They may not begin early if workers share one process and take turns: a worker that waits for weights during its turn would
-    block the other workers, whose gradients these weights need. The same is true if rounds close without the slowest workers.
+    They may not begin early if workers share one process and take turns: a worker that waits for weights during its turn
+    would block the other workers, whose gradients these weights need. Nor may they begin early if rounds close without the
+    slowest workers.
     """
     return config.overlap and not rule.rounds_go_on and config.local is None
 
@@ -337,9 +342,10 @@ def _shared(train_dir: Path, mark: str) -> Path | None:
 def _restore(
     start: Start, link: FrameChannel, directory: Path | None, model: TrainedModel, sender: GradientSender, patience: float
 ) -> dict[str, torch.Tensor]:
-    """Restore this worker's feedback state and buffers from the checkpoint, and return all tensors of its part.
+    """Restore this worker's feedback state and buffers from the checkpoint, and return all tensors of this worker's part.
 
-    The master sends the part if `start` says so or if this rank cannot read the run's directory. Otherwise this rank reads it.
+    The master sends the part if `start` says so or if this rank cannot read the run's directory. Otherwise this rank reads
+    it.
     """
     name = checkpoint.worker_file(link.rank)
     if start.state_follows or directory is None:

@@ -1,7 +1,7 @@
-"""Refusal of the program's own optimizers over parameters that a session trains.
+"""Refusal of the program's own optimizers over parameters that a session trains, since their steps would have no effect.
 
-torch has a hook that detects an optimizer's step. There is no hook for a scheduler, or for a line that sets a learning rate. Both
-change the optimizer's settings, so the settings are compared from step to step.
+torch has a hook that detects an optimizer's step. It has no hook for a scheduler, or for a line that sets a learning rate.
+Both change the optimizer's settings, so the settings are compared from step to step.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Inspection of a model's use of its weights. It runs passes before the first step, and undoes their effects.
+"""Inspection of a model's use of its weights, by passes that run before the first step and are undone.
 
-Some models cannot be trained if their parameters are views of one vector, which the master fills. Such a model would learn
-something other than in plain PyTorch without an error, so it is refused with the name of the parameter. Other models use weights
-in ways that psnode.worker.first_use does not detect; their forward passes have to wait for all weights.
+Some models cannot be trained if their parameters are views of one vector, which the master fills. Without an error, such a
+model would learn something else than in plain PyTorch. Therefore it is refused with the name of the parameter. Other models
+use weights in ways that psnode.worker.first_use does not detect; their forward passes have to wait for all weights.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def inspect(
 ) -> Findings:
     """Run passes over `batch(1)` and return the findings. The model is restored (psnode.tasks.model_tensors.ModelSnapshot).
 
-    `agreed`: names of the buffers that must be the same on all workers. `early`: True if forward passes shall begin before their
-    weights have arrived. Raises ConfigurationError for a model that would not learn as in plain PyTorch.
+    `agreed`: names of the buffers that must be the same on all workers. `early`: True if forward passes should begin before
+    their weights have arrived. Raises ConfigurationError for a model that would not learn as in plain PyTorch.
     """
     parameters = trainable(model)
     refuse_shared_memory(model)
@@ -92,7 +92,10 @@ def _bytes(value: torch.Tensor) -> bytes:
 
 
 def _refuse_buffers_of_data(names: Sequence[str]) -> None:
-    """Raise ConfigurationError for the first of `names`, buffers that depend on the data and therefore differ between workers."""
+    """Raise ConfigurationError for the first of `names`, if there is one.
+
+    These are buffers whose values depend on the data and therefore differ between workers.
+    """
     if names:
         raise ConfigurationError(
             f"buffer {names[0]} takes another value with every batch, so that each worker has its own: "
@@ -136,7 +139,7 @@ def refuse_shared_memory(model: nn.Module) -> None:
 
 
 class _Passes:
-    """Forward passes with the trainable parameters moved into one vector, as in the run, and NaN in their old memory."""
+    """Forward passes with the trainable parameters moved into one vector, as in the run. Their old memory is filled with NaN."""
 
     def __init__(
         self,
@@ -214,7 +217,10 @@ class _Passes:
 
 
 class _Late:
-    """Weights that arrive only when a thread waits for them. They are copied into `vector`, which holds `values` in order."""
+    """Weights that arrive only when a thread waits for them.
+
+    They are then copied into `vector`, in which the `values` lie one after another.
+    """
 
     missing = frozenset([0])
 

@@ -26,9 +26,10 @@ class Reach:
         self._remedy, self._passes = remedy, 0
 
     def look(self, losses: Sequence[torch.Tensor], trained: Collection[int], places: Iterable[Mapping[str, Any]]) -> None:
-        """Raise ConfigurationError for an unknown parameter in the graph of `losses`, with its name in `places`.
+        """Raise ConfigurationError for an unknown parameter in the graph of `losses`.
 
-        `trained`: ids of the trained parameters. If the graph contains no trained parameter, the pass is not checked.
+        The message contains the parameter's name, if it is found in `places`. `trained`: ids of the trained parameters. If
+        the graph contains no trained parameter, the pass is not checked.
         """
         self._passes += 1
         if self._passes > _ALWAYS and self._passes & (self._passes - 1):

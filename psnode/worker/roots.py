@@ -2,13 +2,14 @@
 
 torch has no hook for roots, so torch.autograd.backward is replaced by a function that records them.
 
-If a loss is scaled before its backward pass (by GradScaler.scale, or divided to accumulate), its gradients have the same scale,
-and they leave before the loop could scale them back. The scale is found by comparing the root with the loss passed to s.step.
+If a loss is scaled before its backward pass (by GradScaler.scale, or divided to accumulate), its gradients have the same
+scale, and they leave before the loop could scale them back. The scale is found by comparing the root with the loss passed to
+s.step.
 
-Only a factor of the whole root is checked: c in c * loss and in c * (loss + penalty), where the loss is a tensor in the graph of
-the root. Weights of single terms, such as .7 * loss + .3 * other, are the loop's choice, because plain PyTorch has the same
-gradients. The loop also chooses the term of a sum that it reports. If the reported loss is a number or a detached copy, only its
-value is known. This value is compared with the root and with the tensors of which the root is a multiple.
+Only a factor of the whole root is checked: c in c * loss and in c * (loss + penalty), where the loss is a tensor in the
+graph of the root. Weights of single terms, such as .7 * loss + .3 * other, are the loop's choice, because plain PyTorch has
+the same gradients. The loop may also report only one term of a sum. If the reported loss is a number or a detached copy,
+only its value is known. This value is compared with the root and with the tensors of which the root is a multiple.
 """
 
 from __future__ import annotations
@@ -105,7 +106,10 @@ def _fits(factor: float, batches: int) -> bool:
 
 
 def _factor(root: Root, told: torch.Tensor | float | None, value: float | None, batches: int) -> float | None:
-    """Return the root divided by the reported loss; None if nothing has to be checked, or no such factor is known."""
+    """Return the root divided by the reported loss.
+
+    Return None if nothing has to be checked, or if the root is not a known multiple of the loss.
+    """
     if value is None or (len(root.nodes) < 2 and _fits(root.nodes[0][1] if root.nodes else 1.0, batches)):
         return None
     if isinstance(told, torch.Tensor) and (own := told.grad_fn) is not None:

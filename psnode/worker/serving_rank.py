@@ -16,8 +16,9 @@ from psnode.transport.clock import Clock
 class ServingRank:
     """A server after the start-up. It waits for the end of the job while `server` does the work in a separate thread.
 
-    `server`: None if the plan has fewer groups than there are servers. `patience`: the longest silence of the master, in seconds.
-    `start`: the start of the job. `rate`: the learning rate by step. After the job, `version` is the number of updates.
+    `server`: None if the plan has fewer groups than there are servers, and this rank has none. `patience`: the longest
+    silence of the master, in seconds. `start`: the start of the job. `rate`: the learning rate by step. After the job,
+    `version` is the number of updates.
     """
 
     gradient_norm = None  # only the master and the workers know it

@@ -37,9 +37,9 @@ _UNTRAINED = (
 class StepwiseWorker:
     """Hands out batches, and takes a step when the loop has run the passes over its batches. Only one thread may use it.
 
-    All weights of the previous step have arrived when a batch is handed out. Groups of gradients leave during the last backward
-    pass of a step or, if `holds` is True, when the step is taken. `beside`: parameters outside the model that the loop trains
-    itself.
+    All weights of the previous step have arrived when a batch is handed out. Groups of gradients are sent during the last
+    backward pass of a step or, if `holds` is True, when the step is taken. `beside`: parameters outside the model that the
+    loop trains itself.
     """
 
     def __init__(self, worker: Worker, *, holds: bool = False, beside: Iterable[nn.Parameter] = ()) -> None:
@@ -97,7 +97,7 @@ class StepwiseWorker:
 
     @property
     def over(self) -> bool:
-        """True if no more batches come. The master still waits until this worker leaves."""
+        """True if no more batches come. The master still waits until this worker calls `leave`."""
         return self._passes is None
 
     def draw(self) -> Batch | None:
@@ -127,7 +127,7 @@ class StepwiseWorker:
     def backward(self, loss: torch.Tensor, weight: int | None) -> None:
         """Run the backward pass of a batch's mean `loss`, scaled to the batch's part in the loss of the step.
 
-        `weight`: the number of items over which the loss is a mean, by default the batch's examples.
+        `weight`: the number of items over which the loss is a mean; None means the number of examples in the batch.
         """
         if not self._pending or self._passes is None:
             raise ConfigurationError("s.backward() without a batch: call it once for each batch of s.batches")
@@ -218,7 +218,10 @@ class StepwiseWorker:
         self._worker.replica.release()
 
     def _go_on(self, passes: Passes | None) -> None:
-        """Set the next passes to run, after they are settled. All weights have arrived by that time, so no pass is wasted."""
+        """Set the passes that the loop runs next. Passes whose step is not taken are skipped.
+
+        All weights have arrived before this is known, so no pass of the loop is wasted.
+        """
         while passes is not None and not passes.settled():
             passes = self._sent(None)
         self._passes = passes
@@ -238,7 +241,10 @@ class StepwiseWorker:
                 )
 
     def _look(self, losses: Sequence[torch.Tensor]) -> None:
-        """Check a backward pass that the loop begins. After a step, first remove the stand-ins, as zero_grad() would."""
+        """Check a backward pass that the loop begins on `losses`.
+
+        If the previous step has been taken, first remove the stand-ins, as zero_grad() would do.
+        """
         if self._departed.over:
             self._departed.remove()
         self._reach.look(losses, self._trained, _variables())

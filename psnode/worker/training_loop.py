@@ -40,8 +40,8 @@ from psnode.worker.weights_relay import WeightsRelay
 class Passes(NamedTuple):
     """The passes over `batches` that `step` needs.
 
-    `settled` is called before the first backward pass and returns True if the step shall be taken. `sends`: True if this is the
-    last step of its round, so that the gradient leaves during the last backward pass.
+    `settled` is called before the first backward pass and returns True if the step should be taken. `sends`: True if this is
+    the last step of its round, so that the gradient leaves during the last backward pass.
     """
 
     step: int
@@ -54,7 +54,10 @@ Steps = Generator[Passes, Outcome | None, None]
 
 
 def _at_once() -> bool:
-    """Return True. This is `settled` for the later steps of a round, since its first step has waited for the weights."""
+    """Return True: a later step of a round is always taken, since the round's first step has waited for the weights.
+
+    This function is `Passes.settled` for these steps.
+    """
     return True
 
 
@@ -110,9 +113,10 @@ class Worker:
                 return
 
     def run(self, *, leaves: bool = True) -> Steps:
-        """Receive the first weights, and take all steps. Then call `leave`; if `leaves` is False, the caller has to call it.
+        """Receive the first weights, take all steps, and then call `leave`. If `leaves` is False, the caller has to call `leave`.
 
-        Yields the passes of each step. The caller runs them and sends their outcome, or None if `settled` has returned False.
+        Yields the passes of each step. The caller runs them and sends their outcome, or None if `settled` has returned
+        False.
         """
         if self.config.saves_amid:
             self.checkpoint_parts.prepare()
@@ -155,9 +159,9 @@ class Worker:
         """Yield the passes of round `now`, and send its gradient. Return False if the round is not taken.
 
         A round is not taken if its version is the last, or if a later version or a new share of the data has come. The first
-        forward pass begins while the version is still arriving, and changes the running statistics. Therefore the buffers, which
-        hold these statistics, are copied first. A checkpoint of the version needs the copies, and if the round is not taken, the
-        buffers are restored from them.
+        forward pass begins while the version is still arriving, and changes the running statistics. Therefore the buffers,
+        which hold these statistics, are copied first. A checkpoint of the version needs the copies. If the round is not
+        taken, the copies are put back.
         """
         version = now.version
         buffers = self.model.buffers()
@@ -301,8 +305,8 @@ class Worker:
     def report_evaluation(self, told: Evaluated) -> bool:
         """Report an evaluation of the present weights, and return True if the master knows no better evaluation.
 
-        Call this between two steps. The best weights get a checkpoint. If no checkpoint was due, only this worker contributes a
-        part.
+        Call this between two steps. The best weights get a checkpoint. If no checkpoint was due for them, it contains only
+        the part of this worker.
         """
         version = self.receiver.version
         told = replace(told, saves=self._saved != version)

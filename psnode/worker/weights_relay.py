@@ -1,7 +1,7 @@
 """Relay of weights: a thread of a worker that passes frames of weights on to other workers before its own worker uses them.
 
-The bytes are passed on unchanged, without a copy and immediately, even while the worker computes. Then the frame is posted to the
-worker's inbox. The header names the rank that made the frame; the posted frame names the rank from which it has come.
+The bytes are passed on unchanged, without a copy and immediately, even while the worker computes. Then the frame is posted
+to the worker's inbox. A frame's header names the rank that made it; the posted frame names the rank from which it has come.
 """
 
 from __future__ import annotations
@@ -45,9 +45,11 @@ class _Passed:
 
 
 class WeightsRelay:
-    """Relay along `routes` for the worker at the end of `link`, until `close`. Frames and errors go to the inbox of `link`.
+    """Relays frames of weights along `routes` for the worker of `link`, until `close`.
 
-    Frames come from the rank that the route names. If this rank is lost or silent, they come from the root itself.
+    Frames and errors go to the inbox of `link`.
+
+    Frames come from the rank that the route names. If that rank is lost or silent, they come from the root itself.
     """
 
     def __init__(self, link: FrameChannel, routes: Sequence[Route]) -> None:
