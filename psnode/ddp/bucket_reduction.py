@@ -85,7 +85,10 @@ class BucketReduction:
     def _coded(
         self, bucket: Bucket, gradient: Floats, index: int, step: int, exchange: Collectives
     ) -> tuple[list[Payload], Exception | int | None]:
-        """Return a payload for every segment, and None. After a failure, the second value is _NOT_FINITE or an exception."""
+        """Return two values: a payload for every segment, and None.
+
+        After a failure, the second is _NOT_FINITE or an exception.
+        """
         if not all_finite(gradient):
             return [], _NOT_FINITE
         payloads = []

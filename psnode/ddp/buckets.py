@@ -16,7 +16,10 @@ Names = tuple[str, ...]
 
 
 class Job(NamedTuple):
-    """A bucket of a step, in DDP's order. `buffer`: flat, any floating dtype and device; the mean will overwrite it."""
+    """A bucket of a step, with its tensors in DDP's order.
+
+    `buffer`: flat, of any floating dtype, on any device; the mean will overwrite it.
+    """
 
     number: int
     names: Names
@@ -26,7 +29,7 @@ class Job(NamedTuple):
     used: tuple[bool, ...]  # by tensor: True if this rank has a gradient for it
 
     def places(self) -> Iterator[tuple[str, slice]]:
-        """Yield each tensor's name and its place in the buffer."""
+        """Yield each tensor's name and its slice of the buffer."""
         start = 0
         for name, shape in zip(self.names, self.shapes, strict=True):
             size = int(np.prod(shape, dtype=np.int64))

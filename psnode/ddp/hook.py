@@ -144,7 +144,8 @@ class HookState:
     def state_dict(self) -> dict[str, Any]:
         """Return the state of this rank for a checkpoint.
 
-        Entries are the step, the buckets, the feedback state (`memories/KIND/PARAMETER`, flat float32) and codebooks.
+        Its entries are the step, the tensor names of each bucket, the loss scale if it is known, the feedback state
+        (`memories/KIND/PARAMETER`, flat float32) and codebooks.
         """
         tensors = {key: torch.from_numpy(array.copy()) for key, array in self.arrays().items()}
         return {**self.start(), **tensors}
@@ -159,7 +160,7 @@ class HookState:
         return self._memories.arrays(len(self._order))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state_dict` of this rank, in a job with the same number of ranks.
+        """Continue from `state`, which `state_dict` returned on this rank in a job with the same number of ranks.
 
         Raises ConfigurationError for an invalid state.
         """
@@ -178,7 +179,10 @@ class HookState:
         raise ConfigurationError("the state of psnode's hook is saved by its state_dict()")
 
     def _group(self) -> dist.ProcessGroup | None:
-        """Return the process group that the program named, otherwise DDP's group, otherwise the default group of all ranks."""
+        """Return the process group of the exchange.
+
+        This is the group that the program named, otherwise DDP's group, otherwise the default group of all ranks.
+        """
         found = self._parent or group_of(self, self._names) or dist.group.WORLD
         self._assumed = dist.get_process_group_ranks(found)
         return found
@@ -279,14 +283,16 @@ def comm_hook(
     process_group: dist.ProcessGroup | None = None,
     scaler: Scaler | Literal[False] | None = None,
 ) -> tuple[HookState, Callable[[HookState, GradBucket], torch.futures.Future[torch.Tensor]]]:
-    """Return the state and the hook for `DistributedDataParallel.register_comm_hook`. Raises ConfigurationError.
+    """Return the state and the hook for `DistributedDataParallel.register_comm_hook`.
 
-    `codec`: a spec such as "qsgd" or "topk:ratio=0.005+fp16", or FILE:NAME[:parameter=value] for a codec of your own. Tensors
-    with one dimension, or smaller than `min_compress_bytes`, are sent uncompressed. `feedback`: a rule such as "ef" or
-    "dgc:momentum=0.9"; None means "ef" for biased codecs and "none" for unbiased codecs. `model`: the module whose parameter
-    names label the saved state; without a module, parameters are numbered.
-    `process_group`: None means the group of the DDP that registers the hook. `scaler`: the GradScaler of the loss, or another
-    object with `get_scale()`; None means the GradScaler in use when the first gradients arrive, and False means an unscaled loss.
+    `codec`: a spec such as "qsgd" or "topk:ratio=0.005+fp16", or FILE:NAME[:parameter=value] for a codec of your own.
+    Tensors with one dimension, or smaller than `min_compress_bytes`, are sent uncompressed. `feedback`: a rule such as "ef"
+    or "dgc:momentum=0.9"; None means "ef" for biased codecs and "none" for unbiased codecs. `model`: the module whose
+    parameter names label the saved state; without a module, parameters are numbered.
+
+    `process_group`: None means the group of the DDP that registers the hook. `scaler`: the GradScaler of the loss, or
+    another object with `get_scale()`; None means the GradScaler in use when the first gradients arrive, and False means an
+    unscaled loss. Raises ConfigurationError for an invalid codec or feedback rule.
     """
     return HookState(codec, feedback, model, seed, min_compress_bytes, process_group, scaler), reduce_bucket
 

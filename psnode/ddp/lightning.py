@@ -50,5 +50,5 @@ class CodedGradients(Callback):
         return self._ranks.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue with this rank's own state."""
+        """Continue with this rank's own state, or with the mean of all states if the number of ranks has changed."""
         self._ranks.load_state_dict(state_dict)

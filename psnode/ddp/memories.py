@@ -23,7 +23,7 @@ from psnode.plans.rule import make_plan
 class TensorMemories:
     """The feedback state of each tensor on one rank, and the buckets in which tensors are coded.
 
-    The feedback state consists of arrays by kind, such as a residual or a momentum.
+    The feedback state of a tensor is one array for each kind of memory, such as a residual or a momentum.
     """
 
     def __init__(self, codec: str, feedback: Feedback, min_compress_bytes: int) -> None:
@@ -33,7 +33,7 @@ class TensorMemories:
         self._buckets: dict[int, Bucket] = {}
 
     def arrays(self, buckets: int) -> dict[str, npt.NDArray[Any]]:
-        """Return views of the feedback state and the codebooks.
+        """Return views of the feedback state and the codebooks, by name.
 
         Names are `memories/KIND/TENSOR`, and `codebook/BUCKET/SEGMENT` for the first `buckets` buckets.
         """
@@ -75,7 +75,10 @@ class TensorMemories:
         self._codebooks = {}
 
     def bucket(self, job: Job) -> Bucket:
-        """Return the bucket with the number of `job`. If DDP has changed its tensors, make new coders with the tensors' state."""
+        """Return the bucket with the number of `job`.
+
+        If DDP has changed the tensors of this bucket, make new coders, which take over the tensors' feedback state.
+        """
         found = self._buckets.get(job.number)
         if found is not None and found.names == job.names:
             return found

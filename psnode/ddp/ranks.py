@@ -18,10 +18,10 @@ _log = logging.getLogger(__name__)
 class AllRanks:
     """Combines the hook's state on all ranks, with the methods `state_dict` and `load_state_dict`.
 
-    This class is for libraries in which rank 0 saves objects with these two methods: `Accelerator.register_for_checkpointing` is
-    an example. The residual of one rank is as large as the coded gradients in float32. Saving sends the states of all ranks to
-    rank 0, tensor by tensor. So rank 0 needs memory for all states, and the other ranks need no memory. During loading every rank
-    needs memory for all states.
+    This class is for libraries in which rank 0 saves objects that have these two methods, such as Accelerate with
+    `Accelerator.register_for_checkpointing`. The residual of one rank is as large as the coded gradients in float32. Saving
+    sends the states of all ranks to rank 0, tensor by tensor. So rank 0 needs memory for all states, and the other ranks
+    need no memory. During loading every rank needs memory for all states.
     """
 
     def __init__(self, state: HookState) -> None:

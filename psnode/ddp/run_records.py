@@ -70,8 +70,9 @@ class RunRecords:
     def step(self, *, loss: float | None = None, lr: float | None = None, examples: int | None = None, **metrics: float) -> None:
         """Record an update. Call this after `optimizer.step()`.
 
-        `loss` and `metrics`: values of this batch; those of rank 0 are recorded. `examples`: number of examples on all ranks
-        together. The recorded time of the update is the time since the last call, or since the statement was entered.
+        `loss` and `metrics`: values of this batch; only the values that rank 0 passes are recorded. `examples`: number of
+        examples on all ranks together. The recorded time of the update is the time since the last call, or since the with
+        statement was entered.
         """
         self._step += 1
         now, traffic = time.monotonic(), self._counted()

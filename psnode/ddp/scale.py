@@ -20,8 +20,8 @@ class Scaler(Protocol):
 class LossScale:
     """The scale of the loss in the last step, and its change before the next step.
 
-    `scaler`: None means the GradScaler, if any, that has scaled a loss before the first bucket arrives. False means that the loss
-    is not scaled.
+    `scaler`: the object that knows the scale. None means the GradScaler, if any, that has scaled a loss before the first
+    bucket arrives. False means that the loss is not scaled.
     """
 
     def __init__(self, scaler: Scaler | Literal[False] | None) -> None:

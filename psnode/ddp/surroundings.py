@@ -1,4 +1,4 @@
-"""A search for objects that the training program does not pass to the hook: the DDP that calls it, and a GradScaler."""
+"""A search for objects that the training program does not pass to the hook: the DDP that calls the hook, and a GradScaler."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ _T = TypeVar("_T")
 
 
 def group_of(state: object, parameters: Collection[int]) -> dist.ProcessGroup | None:
-    """Return the process group of the DDP that has registered `state`, otherwise of a DDP with some of `parameters` (ids).
+    """Return the process group of the DDP that has registered `state`.
 
-    DDP passes neither itself nor its group to a hook, so this function searches all objects. Returns None if no DDP is found.
-    Raises ConfigurationError if it finds several whose groups have different ranks.
+    If no DDP has registered it, return the group of a DDP that has some of `parameters`, given by their ids; None if there
+    is no such DDP either. DDP passes neither itself nor its group to a hook, so this function searches all objects. Raises
+    ConfigurationError if it finds several DDPs whose groups have different ranks.
     """
     models = [each for each in _alive(DistributedDataParallel) if "_comm_hooks" in vars(each)]
     found = [each for each in models if any(known is state for _, known in each._comm_hooks)]

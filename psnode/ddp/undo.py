@@ -47,7 +47,7 @@ class Undo:
         self._copies, self._step = {}, set()
 
     def restore_part(self, number: int, place: slice) -> None:
-        """Restore the feedback state of the coordinates at `place` in the plan of bucket `number`."""
+        """Restore a part of the feedback state of bucket `number`. `place`: the part's slice of the bucket's plan."""
         bucket, copies = self._copies[number]
         for k, copy in enumerate(copies):
             segment = bucket.coders[k].segment

@@ -17,7 +17,8 @@ _BITS = 62  # tensors per int64, one bit each
 class Used:
     """The parameters that have received a gradient on this rank since their bucket was last submitted.
 
-    Passes under `no_sync` count, as they do in DDP. DDP leaves the gradient of a parameter unchanged if no rank has used it.
+    Passes under `no_sync` count, as they do in DDP. The distinction matters because DDP leaves the gradient of a parameter
+    unchanged if no rank has used the parameter.
     """
 
     def __init__(self) -> None:
@@ -33,7 +34,7 @@ class Used:
                 each.register_post_accumulate_grad_hook(self._note)  # type: ignore[no-untyped-call]
 
     def take(self, parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> tuple[bool, ...]:
-        """Return, for each parameter, True if it has received a gradient. Reset the record.
+        """Return, for each parameter, True if it has received a gradient, and reset the record of these parameters.
 
         A parameter that was not watched counts as used if its gradient is not 0.
         """
