@@ -11,13 +11,13 @@ _UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 
 def amount(nbytes: float) -> str:
-    """Return a number of bytes as text in kB, MB or GB, with at least three digits."""
+    """Return a number of bytes as text in kB, MB or GB; see `proportion` for the number of decimals."""
     unit, size = next((pair for pair in (("GB", 1e9), ("MB", 1e6)) if nbytes >= pair[1]), ("kB", 1e3))
     return f"{proportion(nbytes / size)} {unit}"
 
 
 def proportion(number: float) -> str:
-    """Return a number as text with three significant digits, or with all digits before the decimal point if it is large."""
+    """Return a number as text: with two decimals below 10, with one decimal below 100, otherwise without decimals."""
     return f"{number:,.{2 if number < 10 else 1 if number < 100 else 0}f}"
 
 

@@ -7,12 +7,12 @@ from psnode.config.train_settings import Config, plain, settings
 
 
 def resume_conflicts(config: Config, saved: Config) -> list[str]:
-    """Return one line for every changed setting that defines the job, and so must stay the same when a run is resumed."""
+    """Return one line for every changed setting that must stay the same when a run is resumed, since it defines the job."""
     return [line for setting, line in _changes(config, saved) if not setting.rules.free and not setting.rules.replans]
 
 
 def plan_changes(config: Config, saved: Config) -> list[str]:
-    """Return one line for every changed setting that gives a resumed run another plan."""
+    """Return one line for every changed setting that makes a resumed run get another plan."""
     return [line for setting, line in _changes(config, saved) if setting.rules.replans and config.applies(setting)]
 
 

@@ -10,11 +10,14 @@ from psnode.errors import PsnodeError
 
 
 def coding_name(scheme: str, codec: str | None, *, replaced: bool) -> str:
-    """Return the name of the coding by `codec`, the full spec of a run's codec, under `scheme`, the name in the run's record.
+    """Return the name of a run's coding. `scheme`: the scheme's name in the run's record.
 
-    The name is the scheme's if the codec is the scheme's own; settings that differ are added, as in dgc:ratio=0.01. If the codec
-    has other stages, or if --codec was given (`replaced`), the name is a short spec of the codec. If `codec` is None, or if this
-    version does not know the scheme, the name is the scheme's. This function imports no file and no package.
+    `codec`: the full spec of the run's codec.
+
+    The name is the scheme's name if `codec` is the scheme's own codec; settings that differ are added, as in dgc:ratio=0.01.
+    If the codec has other stages, or if --codec was given (`replaced`), the name is a short spec of the codec. If `codec` is
+    None, or if this version does not know the scheme, the name is the scheme's name. This function imports no file and no
+    package.
     """
     own = SCHEMES.get(scheme)
     if own is None or not codec:
@@ -36,7 +39,7 @@ def coding_name(scheme: str, codec: str | None, *, replaced: bool) -> str:
 
 
 def is_replaced(scheme: str, codec: Codec) -> bool:
-    """Return True if `codec` differs in its stages from the scheme's own codec; False if the scheme is unknown."""
+    """Return True if the stages of `codec` differ from those of the scheme's own codec; False if the scheme is unknown."""
     own = SCHEMES.get(scheme)
     return own is not None and _form(known_codec(own.codec)) != _form(codec)
 

@@ -35,22 +35,22 @@ ABSENT: Any = object()  # stands for a missing value where None is a value
 class Rules:
     """Rules about a field in addition to its type. A bound of None does not restrict that side.
 
-    * choices: the accepted words; empty: any
-    * numbered: beginnings of accepted words that end in a whole number from 1, in addition to the choices
-    * pattern: regular expression that a text must match, unless the text is empty
+    * choices: the accepted words; if empty, any word is accepted
+    * numbered: beginnings of further accepted words; such a word continues with a whole number from 1 on
+    * pattern: a regular expression that a text must match, unless the text is empty
     * minimum, maximum: inclusive bounds
     * above: exclusive lower bound
-    * words: spellings of values, such as auto for 0; accepted in addition to the bounds
-    * needs: (field, value): the setting has a meaning only if that field has that value, or one of several values
-    * implies: if only the setting is given, the field in `needs` gets the value in `needs`
+    * words: spellings of values, such as auto for 0; these values are accepted even if they are out of bounds
+    * needs: a pair (field, value): the setting has a meaning only if that field has that value, or one of several values
+    * implies: if the setting is given but the field in `needs` is not, that field gets the value in `needs`
     * free: the setting may differ when a run is resumed, and is not part of the job's digest
     * replans: the setting may differ when a run is resumed, which then gets a new plan
     * aliases: further flags
-    * names_code: function that returns True for a value that names code to execute; if such a value comes from a run's record,
+    * names_code: a function that returns True for a value that names code to execute; if such a value comes from a run's record,
       the user has to consent
-    * repeated: the flag of a list takes one item and may be repeated; otherwise the flag takes all items, separated by commas
+    * repeated: if True, the flag of a list takes one item and may be repeated; otherwise it takes all items, separated by commas
     * example: a value to show if there is no default
-    * before: value in runs whose record lacks the setting; ABSENT: a record that lacks the setting is damaged
+    * before: the value in runs whose record lacks the setting; if it is ABSENT, a record that lacks the setting is damaged
     """
 
     help: str
@@ -106,9 +106,10 @@ def nearest(word: str, choices: Iterable[str]) -> str:
 class Voice:
     """Style of a program's messages about its settings.
 
-    * error: type of the exception for a value that is refused
+    * error: the type of the exception for a value that is refused
     * by_key: if True, messages contain the key of a setting and only the broken rule, and a file may give any value as the text
-      that would follow the flag; if False, messages contain the flag, accepted values and the default, and choices ignore case
+      that would follow the flag; if False, messages contain the flag, the accepted values and the default, and choices may be
+      written in upper or lower case
     """
 
     error: type[Exception] = ConfigurationError
@@ -157,7 +158,7 @@ class Setting:
         return self.check(self._item(text, label), label)
 
     def check(self, value: Any, label: str) -> Any:
-        """Return `value` in the field's own type. Raises the voice's error if the value has another type or is out of bounds."""
+        """Return `value` in the field's own type. Raises `voice.error` if the value has another type or is out of bounds."""
         if value is None and self.optional:
             return None
         if not self.many and not self.keyed:
@@ -235,7 +236,7 @@ class Setting:
         return f": the default is {str(spelled).lower() if self.kind is bool else spelled}"
 
     def from_file(self, value: Any, label: str) -> Any:
-        """Return the checked value of a key in a TOML file. A setting whose flag repeats KEY=VALUE may be a table."""
+        """Return the checked value of a key in a TOML file. If the setting's flag repeats KEY=VALUE, the value may be a table."""
         if self.rules.repeated and isinstance(value, dict):
             value = [f"{key}={str(item).lower() if isinstance(item, bool) else item}" for key, item in value.items()]
         return self.parse(value, label) if self.voice.by_key and isinstance(value, str) else self.check(value, label)
@@ -261,8 +262,8 @@ def settings_of(cls: type, voice: Voice | None = None) -> dict[str, Setting]:
 def read_toml(path: Path, settings: Mapping[str, Setting], hint: str = "") -> dict[str, Any]:
     """Return the settings in a TOML file, whose keys are the names of the flags, with hyphens or underscores.
 
-    Raises the voice's error for an unreadable file, a refused value or an unknown key; `hint` ends the message about an unknown
-    key.
+    Raises the error of the settings' voice for an unreadable file, a refused value or an unknown key. The message about an
+    unknown key ends with `hint`.
     """
     voice = next(iter(settings.values())).voice
     try:
@@ -300,10 +301,10 @@ class _Word(click.types.StringParamType):
 
 
 def click_option(setting: Setting, text: str, complete: Complete | None = None) -> click.Option:
-    """Return the command-line option of a setting, whose help is `text` and the default.
+    """Return the command-line option of a setting. Its help is `text`, followed by the default.
 
-    `complete` completes values in a shell; without it, only choices and words are completed. The setting parses the value itself,
-    so that a bad value gets the same message from a flag, a variable or a file.
+    `complete` completes values in a shell; without it, only choices and words are completed. The setting parses the value
+    itself, so that a bad value gets the same message from a flag, a variable or a file.
     """
     rules, default = setting.rules, setting.default
     if default is not None and default is not False and default not in ("", (), {}):

@@ -26,10 +26,10 @@ UNIT_RATE = 0.0005  # for updates that move every coordinate by the learning rat
 
 
 def momentum_of(config: Config, rule: Feedback, aggregator: str, usual: float) -> float:
-    """Return the momentum of the master's optimizer: `usual`, unless a setting, the feedback rule or the aggregator determines
-    it.
+    """Return the momentum of the master's optimizer.
 
-    Raises ConfigurationError if there would be a second momentum, and for momentum or weight decay under a majority vote.
+    This is `usual`, unless --momentum, the feedback rule or the aggregator determines it. Raises ConfigurationError if the
+    gradient would enter two momenta, and for momentum or weight decay under a majority vote.
     """
     if config.momentum and rule.gathering is not None:
         raise ConfigurationError(
@@ -45,9 +45,10 @@ def momentum_of(config: Config, rule: Feedback, aggregator: str, usual: float) -
 
 
 def pace_of(config: Config, rule: Feedback, momentum: float, lr: float) -> tuple[float, float]:
-    """Return the momentum and the learning rate of a run, from a scheme's own `momentum` and `lr`, which belong together.
+    """Return the momentum and the learning rate of a run, from the `momentum` and `lr` of its scheme, which belong together.
 
-    If `lr` is the rate for SGD without momentum, it is replaced if the run uses a momentum or another optimizer.
+    If `lr` is the rate for SGD without momentum, it is too high for a run with a momentum or with another optimizer, and is
+    replaced. With another optimizer the momentum is replaced too.
     """
     if lr != PLAIN_RATE:
         return momentum, lr
@@ -57,8 +58,10 @@ def pace_of(config: Config, rule: Feedback, momentum: float, lr: float) -> tuple
 
 
 def rate_notes(name: str, own: float, lr: float | None) -> tuple[str, ...]:
-    """Return notes for the user on the learning rate `lr` of a run. `own` is the rate of the scheme `name`, used if `lr` is
-    None."""
+    """Return notes for the user on the learning rate of a run.
+
+    `name` and `own`: the scheme and its own rate. `lr`: the rate that the user has set; if it is None, the run uses `own`.
+    """
     reasons = {UNIT_RATE: "every coordinate moves by as much in a step", PLAIN_RATE: "its optimizer has no momentum"}
     if own not in reasons:
         return ()
@@ -113,7 +116,7 @@ def refuse_what_has_no_effect(config: Config, rule: Feedback, codec: Codec, aggr
 
 
 def _without_weight(rule: Feedback, codec: Codec, aggregator: str) -> str:
-    """Return the reason why one worker's push cannot count more than another's, or an empty string."""
+    """Return the reason why pushes of workers cannot have different weights; empty if they can."""
     if aggregator == MAJORITY:
         return "all votes weigh the same"
     if aggregator == CLIPPED:
@@ -138,11 +141,13 @@ def _refuse_to_clip(config: Config, rule: Feedback, codec: Codec) -> None:
 
 
 def ladder_to(ratio: float | None, ladder: Sequence[float]) -> tuple[float, ...]:
-    """Return the ratios in `ladder`, a warm-up, that are above `ratio`, the codec's own; empty if the codec has no ratio."""
+    """Return the ratios of a warm-up, `ladder`, that are above the codec's own `ratio`; empty if the codec has no ratio."""
     return tuple(step for step in ladder if ratio is not None and step > ratio)
 
 
 def moves_by_rate(rule: Feedback, codec: Codec, aggregator: str) -> bool:
-    """Return True if every coordinate moves by the learning rate itself, or by the mean of several signs times the learning
-    rate."""
+    """Return True if an update moves every coordinate by a fixed amount.
+
+    The amount is the learning rate, or the learning rate times the mean of several signs.
+    """
     return aggregator == MAJORITY or (codec.id == "sign" and rule.memory is None)

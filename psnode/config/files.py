@@ -26,8 +26,7 @@ def open_plain(path: Path) -> IO[bytes]:
 
 
 def require_plain(*paths: Path) -> None:
-    """Check that each of `paths` is a regular file or absent, without opening it. Raises OSError for the first that is
-    neither."""
+    """Raise OSError for the first of `paths` that exists and is not a regular file. No path is opened."""
     for path in paths:
         try:
             if not stat.S_ISREG(path.lstat().st_mode):
@@ -62,8 +61,7 @@ def parse_json(text: bytes) -> Any:
 
 
 def inside(name: object) -> bool:
-    """Return True if `name` is a plain, printable relative path, which cannot lead out of the directory in which it is looked
-    up."""
+    """Return True if `name` is a plain, printable relative path that cannot lead out of its directory."""
     if not isinstance(name, str) or not name.isprintable() or "\\" in name:
         return False
     path = PurePosixPath(name)

@@ -19,9 +19,12 @@ def job_folder() -> Path | None:
 
 
 def asked_signal(name: str) -> str:
-    """Return the name of the signal that requested a stop, after signal `name` has arrived at a rank of this job on any host.
+    """Return the name of the signal that requested the stop.
 
-    After a signal to the launcher all ranks get USR1. If the launcher has noted its signal on this host, return the noted signal.
+    `name`: the signal that has arrived at a rank of this job, on any host.
+
+    If the launcher gets a signal, it sends USR1 to all ranks and notes its own signal in the folder on its host. If `name`
+    is USR1 and this note exists on this host, the noted signal is returned, otherwise `name`.
     """
     if name == signal.SIGUSR1.name and (folder := job_folder()) is not None:
         with contextlib.suppress(OSError, ValueError):

@@ -33,10 +33,10 @@ _NOT_INHERITED = frozenset({"train_dir", "local", *_OF_ONE_START})
 
 
 def load(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | None = None) -> Config:
-    """Return the validated configuration.
+    """Return the validated configuration from `flags`, the PSNODE_* variables in `environment`, and a file.
 
-    `flags` has values by setting name; `file` replaces the file that PSNODE_CONFIG names. If `resume` is True, settings that are
-    not given are taken from the record of the run.
+    `flags` has values by setting name. `file` replaces the file that PSNODE_CONFIG names. If `resume` is True, settings that
+    are not given are taken from the record of the run.
     """
     if file is None and environment.get(FILE_VARIABLE):
         file = Path(environment[FILE_VARIABLE])
@@ -80,9 +80,11 @@ def load(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | 
 
 
 def _earlier_directory(values: Mapping[str, Any]) -> dict[str, Path]:
-    """Return as `train_dir` the default directory under an earlier default scheme, if a run exists only in that directory.
+    """Return the default directory of this run under an earlier default scheme, as the setting `train_dir`.
 
-    The name of a default directory contains the scheme. The result is empty in all other cases.
+    The default directory's name contains the scheme, so a run that began under another default scheme has another directory.
+    The result is empty if `train_dir` is given, if the present default directory holds a run, or if not exactly one earlier
+    one does.
     """
     now = Config(**values).directory
     if values.get("train_dir") is not None or (now / RECORD).exists():
@@ -97,9 +99,9 @@ def check_trust(
 ) -> None:
     """Refuse to execute code that only the record of a run names, because the author of the directory has chosen that code.
 
-    `recorded` has the settings of the run in `directory`. `given` has the names of the settings that the user set, which are not
-    taken from the record. `used` has the names of the settings whose code will be executed; empty: all. Raises
-    ConfigurationError, which names the code, unless the run is `trusted`.
+    `recorded` has the settings of the run in `directory`. `given` has the names of the settings that the user set, which are
+    not taken from the record. `used` has the names of the settings whose code will be executed; if it is empty, all settings
+    count. Raises ConfigurationError, which names the code, unless the run is `trusted`.
     """
     for name, setting in settings().items():
         if used and name not in used:
@@ -148,7 +150,7 @@ def from_file(path: Path) -> dict[str, Any]:
 
 
 def _implied(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that other settings imply: --lr-shrinkage alone means --lr-schedule shrink."""
+    """Return the settings that other settings imply: if only --lr-shrinkage is given, it implies --lr-schedule shrink."""
     found: dict[str, Any] = {}
     for name in given:
         rules = settings()[name].rules
@@ -158,7 +160,7 @@ def _implied(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _meant(recorded: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the recorded settings, except settings that have no meaning if `values` change the plan."""
+    """Return the recorded settings without those that lose their meaning because `values`, the new settings, change the plan."""
     gone = set()
     for name, setting in settings().items():
         needs = setting.rules.needs

@@ -1,8 +1,8 @@
 """Measured costs of schemes. scripts/loss_record.py trains with each scheme and with dense, and writes loss_record.json.
 
-A cell is MODEL/OPTIMIZER/STEPS. The cost of a scheme in a cell is measured at the learning rate that was best for the first seed.
-It is the difference from dense with the same seed. Language models are compared by their loss. Image models are compared by their
-accuracy, since their loss is near 0.
+A cell is a combination MODEL/OPTIMIZER/STEPS. The cost of a scheme in a cell is its difference from dense with the same
+seed. It is measured at the learning rate that was best for the first seed. Language models are compared by their loss. Image
+models are compared by their accuracy, since their loss is near 0.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class LossCost:
 
     @property
     def of_adam(self) -> bool:
-        """Return True if the optimizer is one of Adam's relatives."""
+        """True if the optimizer is Adam or one of its variants."""
         return self.cell.split("/")[1] in WITH_BETAS
 
     @property
@@ -72,7 +72,10 @@ class LossCost:
 
 
 def costs(entries: Iterable[Entry]) -> list[LossCost]:
-    """Return the costs of every scheme in every cell: dense first, then the others in descending order of bytes."""
+    """Return the costs of every scheme in every cell, ordered by cell.
+
+    In a cell dense comes first, then the schemes follow in descending order of bytes.
+    """
     by_run: dict[tuple[str, str], list[Entry]] = {}
     for entry in entries:
         by_run.setdefault((entry["cell"], entry["run"]), []).append(entry)

@@ -17,7 +17,7 @@ def memory() -> int:
 def free_memory(*, swap: bool = True) -> int | None:
     """Return the bytes of memory still available to this process, within its control group; None if unknown.
 
-    `swap` includes free swap space.
+    If `swap` is True, free swap space is included.
     """
     try:
         lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())

@@ -37,8 +37,10 @@ def choose(kind: str, name: str, choices: Iterable[str], remark: str = "") -> st
 
 
 def settle(kind: str, options: Mapping[str, str], allowed: Iterable[str]) -> dict[str, str]:
-    """Return `options` with each key replaced by the name in `allowed` that the key means. Raises ConfigurationError for any
-    other key."""
+    """Return `options` with each key replaced by the name in `allowed` that the key means.
+
+    Raises ConfigurationError for a key that means no such name.
+    """
     allowed = sorted(allowed)
     if options and not allowed:
         raise ConfigurationError(f"{kind} {next(iter(options))!r} is not understood: there is nothing to set here")
@@ -84,7 +86,10 @@ def names_logger_file(names: Iterable[str] | None) -> bool:
 
 
 def locate_logger(name: str) -> str:
-    """Return `name`, from --log-to. If it contains the path of a file, the path is made absolute, so that it is always valid."""
+    """Return `name`, from --log-to.
+
+    If it contains the path of a file, the path is made absolute, to be valid in any directory.
+    """
     return str(Path(name).expanduser().absolute()) if names_codec_file(name) else name
 
 
@@ -94,6 +99,6 @@ def names_file(source: str) -> bool:
 
 
 def locate_task(spec: str) -> str:
-    """Return `spec`, from --task. If it contains the path of a file, the path is made absolute, so that it is always valid."""
+    """Return `spec`, from --task. If it contains the path of a file, the path is made absolute, to be valid in any directory."""
     source, colon, name = spec.partition(":")
     return f"{Path(source).expanduser().absolute()}{colon}{name}" if names_file(source) else spec

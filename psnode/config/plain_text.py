@@ -1,7 +1,8 @@
-"""Text for standard streams, in which plain ASCII characters replace those that the stream's encoding lacks.
+"""Text for standard streams, in which plain ASCII characters replace the characters that the stream's encoding lacks.
 
-Importing this module registers an error handler, `STANDS_IN`, in addition to Python's "strict" and "replace", and an encoding,
-`ASCII`. That encoding equals "ascii" under another name, because click takes "ascii" for a mistake and writes UTF-8 instead.
+Importing this module registers an error handler, `STANDS_IN`, in addition to Python's "strict" and "replace", and an
+encoding, `ASCII`. That encoding equals "ascii" under another name, because click takes "ascii" for a mistake and writes
+UTF-8 instead.
 """
 
 from __future__ import annotations

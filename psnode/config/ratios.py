@@ -23,5 +23,8 @@ def with_ratio(codec: Codec, ratio: float) -> Codec:
 
 
 def phases(codec: Codec, warmup: Sequence[float]) -> list[Codec]:
-    """Return the codec for each phase of a warm-up through the ratios `warmup`, then `codec` itself for all later steps."""
+    """Return the codec of each phase: one codec for each ratio in `warmup`, then `codec` itself for all later steps.
+
+    A lossless codec has no warm-up, so the result is only `codec`.
+    """
     return [*(with_ratio(codec, ratio) for ratio in warmup if not codec.lossless), codec]

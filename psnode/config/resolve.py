@@ -39,10 +39,10 @@ _OVERRIDES: Mapping[str, tuple[str, Callable[[int], int]]] = MappingProxyType(
 def resolve(config: Config, *, unrecorded: bool = False) -> Scheme:
     """Return the scheme that `config` names, with its parameters and overrides applied.
 
-    The result's `codec` is the full spec, with every parameter written out. If another codec replaces the scheme's own, or if no
-    weights are sent, the scheme's downlink does not apply either; the downlink is then dense unless --downlink is given.
-    `unrecorded`: apply the rules for runs from the time before records contained the scheme. Raises ConfigurationError for an
-    unknown scheme, and for settings that are invalid together.
+    The result's `codec` is the full spec, with every parameter written out. If another codec replaces the scheme's own
+    codec, or if no weights are sent, the scheme's downlink does not apply; the downlink is then dense unless --downlink is
+    given. `unrecorded`: True for a run that is older than records of schemes; then the rules of that time apply. Raises
+    ConfigurationError for an unknown scheme, and for settings that are invalid together.
     """
     from psnode.feedback import get_feedback
 
@@ -85,7 +85,8 @@ def resolve(config: Config, *, unrecorded: bool = False) -> Scheme:
 def _spec(config: Config, scheme: Scheme, asked: Sequence[Stage]) -> Spec:
     """Return the spec of the codec that `config` asks for.
 
-    `asked` are the stages in the text of --scheme: the scheme's name with settings for its codec, then the stages to add.
+    `asked`: the stages in the text of --scheme. The first is the scheme's name with settings for its codec; the others are
+    added.
     """
     (name, settings), *added = asked
     if config.codec:
@@ -100,7 +101,7 @@ def _spec(config: Config, scheme: Scheme, asked: Sequence[Stage]) -> Spec:
 
 
 def _warmed_up(scheme: Scheme, epochs: float | None) -> Scheme:
-    """Return `scheme` with its warm-up stretched or shortened to `epochs`; None leaves the warm-up unchanged."""
+    """Return `scheme` with the length of its warm-up changed to `epochs` epochs. If `epochs` is None, return it unchanged."""
     if epochs is None:
         return scheme
     if not scheme.ratio_warmup:
@@ -128,9 +129,10 @@ def _named(text: str) -> tuple[Scheme, tuple[Stage, ...]]:
 
 
 def _overridden(config: Config, spec: Spec, asked: Sequence[Stage]) -> Spec:
-    """Return `spec` with --svd-rank, --quantization-level and --bucket-size applied to the first stage that has the parameter.
+    """Return `spec` with --svd-rank, --quantization-level and --bucket-size applied.
 
-    Raises ConfigurationError if no stage has the parameter, or if `asked`, the stages as the user wrote them, sets another value.
+    Each of these settings changes one parameter of the first stage that has this parameter. Raises ConfigurationError if no
+    stage has it, or if `asked`, the stages as the user wrote them, sets it to another value.
     """
     for name, (parameter, convert) in _OVERRIDES.items():
         given = getattr(config, name)

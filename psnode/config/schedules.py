@@ -1,6 +1,7 @@
-"""Schedules: pure functions from a step to a value, usually a learning rate; `staircase` also serves for ratios.
+"""Schedules: pure functions from a step to a value, usually a learning rate. `staircase` is also used for ratios.
 
-Step t is 0 for the first update of a run. A schedule that ends with the run falls to its end value, which is `end` times `value`.
+Step t is 0 for the first update of a run. A schedule that ends with the run falls to its end value, which is `end` times
+`value`.
 """
 
 from __future__ import annotations
@@ -56,10 +57,11 @@ def wsd(value: float, decay_steps: int, total_steps: int, end: float = 0.0) -> S
 
 
 def onecycle(value: float, total_steps: int, peak: float, start: float, end: float = 0.0) -> Schedule:
-    """Return the schedule that rises from `start` times `value` to `value`, then to its end value, both along half a cosine.
+    """Return the schedule that rises to `value` and then falls to its end value, both along half a cosine.
 
-    It reaches `value` after the fraction `peak` of the steps, and its end value at the last step. The steps are those of
-    torch.optim.lr_scheduler.OneCycleLR. Smith and Topin, "Super-convergence", arXiv:1708.07120.
+    It begins at `start` times `value`, reaches `value` after the fraction `peak` of the steps, and its end value at the last
+    step. Steps are counted as in torch.optim.lr_scheduler.OneCycleLR. Smith and Topin, "Super-convergence",
+    arXiv:1708.07120.
     """
     top, last = max(0.0, peak * total_steps - 1), total_steps - 1
 
@@ -77,7 +79,7 @@ def _annealed(first: float, last: float, part: float) -> float:
 
 
 def warmup(schedule: Schedule, steps: int, epoch_offset: int = 0) -> Schedule:
-    """Return `schedule` multiplied by (t+1+epoch_offset)/steps as long as that factor is below 1.
+    """Return `schedule`, multiplied at step t by (t + 1 + epoch_offset) / steps as long as this factor is below 1.
 
     Goyal et al., arXiv:1706.02677, 2.2. The warm-up does not move milestones, which stay at their epochs.
     """
@@ -90,7 +92,7 @@ def moved(schedule: Schedule, steps: int) -> Schedule:
 
 
 def staircase(values: Sequence[float], steps_per_value: int) -> Schedule:
-    """Return the schedule that has each of `values` for `steps_per_value` steps, then keeps the last, as in DGC's warm-up."""
+    """Return the schedule that has each of `values` for `steps_per_value` steps, as in DGC's warm-up, and then keeps the last."""
     return lambda step: values[min(step // steps_per_value, len(values) - 1)]
 
 

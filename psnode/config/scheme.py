@@ -43,15 +43,16 @@ class Scheme:
     aliases: tuple[str, ...] = ()
 
     def lead(self, asked: float | None) -> float:
-        """Return the lead of the sent weights over the master's weights, in multiples of the last change of the master's weights.
+        """Return `asked`, the value of --downlink-lead, or the scheme's own lead if `asked` is None.
 
-        This is `asked` (--downlink-lead) if given, otherwise the scheme's own lead.
+        The lead says how far the sent weights are ahead of the master's weights, in multiples of the last change of the
+        master's weights.
         """
         return self.downlink_lead if asked is None else asked
 
     @property
     def clips(self) -> bool:
-        """Return True if the master may use only a part of a push; it then informs the worker."""
+        """True if the master may use only a part of a push. It then informs the worker that sent the push."""
         return self.aggregator == CLIPPED
 
     def notes(self, lr: float | None) -> tuple[str, ...]:
@@ -64,9 +65,9 @@ class Scheme:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Scheme:
-        """Return the scheme that `to_dict` recorded. A field newer than the record gets the value that matches the earlier
-        behaviour.
+        """Return the scheme that `to_dict` recorded.
 
+        A field that did not exist when the record was written gets the value that reproduces the behaviour of that time.
         Raises ConfigurationError if a field is missing, unknown or of another type.
         """
         fields = {**BEFORE, **fields}

@@ -30,5 +30,5 @@ def digest(package: Path) -> str:
 
 
 def told(version: str, its_source: str) -> str:
-    """Return a version and the digest of its source as text for people."""
+    """Return a version, with the digest of its source in parentheses, as text for people."""
     return f"{version} ({its_source})" if its_source else f"{version} (of an earlier commit)"

@@ -1,8 +1,8 @@
 """Standard output and error whose reader may go away: a closed pipe, a disconnected terminal, a full disk.
 
-A training run writes as much as the streams accept and drops the rest, because its steps matter more than its output (`outlast`).
-Any other command ends quietly, as if by SIGPIPE (`installed`). In both cases plain characters replace those that the stream's
-encoding lacks (psnode.config.plain_text).
+A training run writes as much as the streams accept and drops the rest, because its steps matter more than its output
+(`outlast`). Any other command ends quietly, as if by SIGPIPE (`installed`). In both cases plain characters replace the
+characters that the stream's encoding lacks (psnode.config.plain_text).
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def write(descriptor: int, data: bytes | memoryview) -> None:
 class _Outlet(io.RawIOBase):
     """A stream to a file descriptor that survives failed writes.
 
-    If `ends` is True, the first failed write raises SystemExit if the reader has gone, otherwise ConfigurationError. In all other
-    cases the data of a failed write is dropped.
+    If `ends` is True, the first failed write raises an error: SystemExit if the reader has gone, otherwise
+    ConfigurationError. In all other cases the data of a failed write is dropped.
     """
 
     def __init__(self, descriptor: int, name: str) -> None:

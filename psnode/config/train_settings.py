@@ -513,7 +513,7 @@ class Config:
 
     @property
     def sends_weights(self) -> bool:
-        """Return True if weights are sent in every step. They are not if every worker updates all of them itself."""
+        """True if weights are sent in every step. No weights are sent if every worker updates all weights itself."""
         return self.topology != "gather"
 
     @property
@@ -545,7 +545,10 @@ class Config:
         return total if self.stop_after is None else min(total, self.stop_after)
 
     def total_steps(self, steps_per_epoch: int, epoch_offset: int = 0) -> int:
-        """Return the last step of the run. After step t, (t + epoch_offset) / steps_per_epoch epochs are complete."""
+        """Return the last step of the run.
+
+        After step t, the number of complete epochs is (t + epoch_offset) / steps_per_epoch.
+        """
         epochs = DEFAULT_EPOCHS if self.epochs is None and self.max_steps is None else self.epochs
         ends = [self.max_steps, epochs and epochs * steps_per_epoch - epoch_offset]
         return min(end for end in ends if end is not None)
@@ -557,7 +560,7 @@ class Config:
     def stated(self) -> dict[str, Any]:
         """Return the settings that have a value and apply to this configuration, in types that JSON has.
 
-        They construct an equal configuration.
+        An equal configuration can be constructed from these settings.
         """
         idle = _BUILT_IN if self.task else ()
         return {
@@ -568,10 +571,10 @@ class Config:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Self:
-        """Return the configuration that `to_dict` recorded. A setting newer than the record gets the value of the earlier
-        behaviour.
+        """Return the configuration that `to_dict` recorded.
 
-        Raises ConfigurationError for unknown names, and for missing names that are not newer.
+        A setting that did not exist when the record was written gets the value that reproduces the behaviour of that time.
+        Raises ConfigurationError for unknown names, and for missing names of settings that existed then.
         """
         newer = {name: setting.rules.before for name, setting in settings().items() if setting.rules.before is not ABSENT}
         fields = {**newer, **fields}
@@ -582,7 +585,11 @@ class Config:
         return cls(**fields)
 
     def applies(self, setting: Setting) -> bool:
-        """Return True if the field named in the `needs` of `setting` has a value that `needs` accepts."""
+        """Return True if `setting` has a meaning in this configuration.
+
+        This is so if its rule `needs` is None, or if the field that `needs` names has one of the values that `needs`
+        accepts.
+        """
         needs = setting.rules.needs
         if needs is None:
             return True
