@@ -12,8 +12,9 @@
     checkpoints/latest             the name of the newest checkpoint that is not known to be unsound
 
 psnode.records.staging writes the files, the manifest last, with the facts from psnode.master.checkpoints.contents. Later
-psnode.records.retention adds its verdict to the manifest. A checkpoint is renamed before it is deleted. It contains only tensors
-and JSON, so reading it executes no code. psnode.records.state_names defines the names of the state's tensors.
+psnode.records.retention adds to the manifest whether the checkpoint is sound. A checkpoint is renamed before it is deleted. It
+contains only tensors and JSON, so reading it executes no code. psnode.records.state_names defines the names of the state's
+tensors.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ def step_of(path: Path) -> int:
 
 
 def complete(train_dir: Path) -> list[Path]:
-    """Return the directories of the published checkpoints, oldest first."""
+    """Return the directories of the published checkpoints, in ascending order of their steps."""
     root = train_dir / CHECKPOINTS
     try:
         names = os.listdir(root)
@@ -232,7 +233,7 @@ class Checkpoint:
 
     @cached_property
     def renaming(self) -> Rename:
-        """Return the function that maps names of a compiled model, which files of earlier versions contain, to plain names."""
+        """The function that maps names of a compiled model to plain names. Files of earlier versions contain such names."""
         return renaming(tensorfile.names(self.path / MODEL))
 
     def has(self, name: str) -> bool:

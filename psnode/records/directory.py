@@ -47,8 +47,9 @@ class ResumePoint:
     """Start of a resumed run: its plan, its scheme, its latest checkpoint if there is one, and its parts so far.
 
     `plan` is None if changed settings (`changes`) give the run another plan. `first_plan` is the plan with which the run's
-    checkpoints of layout 1 were written. `parameter_groups` are the groups in config.json. `config` is the run's configuration
-    before the resume. `prediction`: the prediction of a step under `plan`. `links`: the link rates that the run measured, if any.
+    checkpoints of layout 1 were written. `parameter_groups` are the groups in config.json. `config` is the run's
+    configuration before the resume. `prediction`: the prediction of a step under `plan`, if any. `links`: the link rates
+    that the run measured, if any.
     """
 
     checkpoint: checkpoint.Checkpoint | None = None
@@ -103,7 +104,10 @@ class RunDirectory:
 
     @property
     def origin(self) -> dict[str, Any]:
-        """Return the facts that distinguish checkpoints of this start of the job from checkpoints of abandoned branches."""
+        """The manifest entries that identify this start of the job.
+
+        They distinguish its checkpoints from those of abandoned branches.
+        """
         return {BEGUN: f"{xxhash.xxh3_64_intdigest(self.mark.encode()):016x}", SINCE: self.resume_point.step}
 
     def begin(self, plan: Plan, workers: int, parameter_groups: Sequence[dict[str, Any]] = ()) -> None:
@@ -220,9 +224,10 @@ def saved_run(path: Path) -> dict[str, Any]:
 
 
 def holds_run(path: Path, files: Collection[str]) -> bool:
-    """Return True if the directory `path`, with the file names `files`, belongs to a run, even to a damaged run.
+    """Return True if the directory `path`, with the file names `files`, belongs to a run, even if the run's files are damaged.
 
-    Many programs write a config.json. It counts only if its content is that of a run, or if there is a mark file.
+    Other programs also write files named config.json. Such a file counts only if it has the content of a run, or if the
+    directory has a mark file.
     """
     if METRICS in files or CONFIG not in files:
         return METRICS in files

@@ -18,10 +18,11 @@ _POLL = 0.1  # seconds between two attempts to acquire a held lock
 
 
 def locked(path: Path) -> FileLock:
-    """Acquire and return the lock of the directory `path`. Raises ConfigurationError while another process holds it.
+    """Acquire and return the lock of the directory `path`. Raises ConfigurationError if another process holds it.
 
-    The operating system releases a lock when the process that holds it ends. There is a timeout because a killed process may take
-    a moment to end. Soft locks are not used, since the file that a killed process leaves would keep out the next job.
+    The operating system releases a lock when the process that holds it ends. A killed process may take a moment to end, so
+    this function waits some seconds for the lock. Soft locks are not used, since the file that a killed process leaves would
+    keep out the next job.
     """
     lock = FileLock(path / LOCK, timeout=_DYING, thread_local=False, fallback_to_soft=False)
     try:
@@ -35,9 +36,9 @@ def locked(path: Path) -> FileLock:
 
 
 def refuse_if_held(path: Path) -> None:
-    """Raise ConfigurationError, like `locked`, while another job holds the lock of the directory `path`. This takes no lock.
+    """Raise ConfigurationError if another job holds the lock of the directory `path`, as `locked` does, but acquire no lock.
 
-    A launcher calls this before it starts the ranks, of which rank 0 takes the lock itself.
+    A launcher calls this before it starts the ranks, of which rank 0 acquires the lock itself.
     """
     end = time.monotonic() + _DYING
     while at_work(path):

@@ -55,9 +55,10 @@ def append(path: Path, result: Evaluation) -> None:
 
 
 def score(record: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Return the score of an evaluation, which is higher for a better one; None if its loss is not a finite number.
+    """Return the score of an evaluation; None if its loss is not a finite number. A better evaluation has a higher score.
 
-    Evaluations are ranked by accuracy (top1). Evaluations without accuracy are ranked by their loss, below all others.
+    Evaluations are ranked by accuracy (top1). Evaluations without accuracy are ranked by their loss, below those with
+    accuracy.
     """
     accuracy, loss = (value if isinstance(value, float) and math.isfinite(value) else None for value in map(record.get, _FIGURES))
     if loss is None:

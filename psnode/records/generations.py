@@ -1,9 +1,10 @@
 """Parts of a run with different numbers of workers, and the position of its epochs.
 
-A part begins after `first` finished steps of the run. A step is one update for any number of workers, and an epoch is a number of
-examples. An epoch has fewer steps with P workers than with P - 1. Therefore an offset is added to a step to find its place
-in its epoch. The offset is 0 for a run with a single part. After a change of P the run continues the same epoch: no example of
-the epoch is taken twice, and fewer examples are left out than the new number of workers takes in one step.
+A part begins after `first` finished steps of the run. A step is one update for any number of workers, and an epoch is a
+number of examples. Therefore an epoch has fewer steps with P workers than with P - 1, and an offset is added to a step to
+find its position in its epoch. The offset is 0 for a run with a single part. After a change of P the run continues the same
+epoch: no example of the epoch is taken twice, and fewer examples are left out than the new number of workers takes in one
+step.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def continued(parts: Sequence[Generation], step: int, workers: int) -> tuple[Gen
 
 
 def epoch_offset(parts: Sequence[Generation], examples: int, taken: Callable[[int], int]) -> int:
-    """Return the offset that makes steps count epochs as if the workers of the last part had taken all steps.
+    """Return the offset to add to a step, so that epochs are counted as if the workers of the last part had taken all steps.
 
     `examples` is the number of examples in an epoch, and `taken(workers)` the number that this many workers take in a step.
     """

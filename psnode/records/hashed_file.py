@@ -33,10 +33,10 @@ class FileEntry(NamedTuple):
 
 
 class HashedFile:
-    """A new file at `path` of about `size` bytes.
+    """A new file at `path` of about `size` bytes, which is hashed while it is written.
 
-    When its context ends without an error, the file has been flushed to disk and `entry` describes it. Writing to the file, and
-    leaving the context, raise OSError if the disk does not take the data.
+    When its context ends without an error, the file has been flushed to disk and `entry` describes it. Writing to the file,
+    and leaving the context, raise OSError if the disk does not take the data.
     """
 
     entry: FileEntry

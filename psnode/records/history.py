@@ -29,7 +29,7 @@ HISTORY = "history.jsonl"
 
 
 class AddedGradient(NamedTuple):
-    """A gradient that was added up: its rank, its step, and the version of the weights on which it was computed."""
+    """A gradient that was added to an update: its rank, its step, and the version of the weights on which it was computed."""
 
     rank: int
     step: int

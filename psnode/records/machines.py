@@ -1,4 +1,4 @@
-"""The file machines.json: the hosts on which a run computes, and the times of worker 1's gradients."""
+"""The file machines.json: the hosts on which a run computes, and the times at which gradients are ready on worker 1."""
 
 from __future__ import annotations
 

@@ -30,8 +30,10 @@ EMA_EVALUATIONS = "evaluations-ema.jsonl"
 
 @dataclass(frozen=True)
 class Seconds:
-    """Duration of a step and its parts, in seconds. `forward_backward`, `encode` and `wait` are means over the contributing
-    workers."""
+    """Duration of a step and its parts, in seconds.
+
+    `forward_backward`, `encode` and `wait` are means over the contributing workers.
+    """
 
     step: float
     forward_backward: float
@@ -116,10 +118,10 @@ def _memory(line_of: str) -> int | None:
 
 
 def compression_ratio(coordinates: int, worker_steps: int, total_bytes: int) -> float | None:
-    """Return the ratio of uncompressed bytes to `total_bytes`, the bytes sent; None if no bytes were sent.
+    """Return the ratio of uncompressed bytes to the bytes sent, `total_bytes`; None if no bytes were sent.
 
-    Without compression each of the `worker_steps` (steps, summed over the workers) would send 8 bytes per coordinate: a float32
-    gradient up, and a float32 weight down.
+    `worker_steps`: the sum of each step's number of workers. Without compression, each worker would send 8 bytes per
+    coordinate in a step: a float32 gradient up, and a float32 weight down.
     """
     return 8 * coordinates * worker_steps / total_bytes if total_bytes else None
 
@@ -184,10 +186,10 @@ def _record(line: bytes, path: Path, number: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Totals:
-    """Totals over the run's steps up to `steps`: bytes sent and seconds taken. `worker_steps` is the sum of each step's number
-    of workers.
+    """Totals of bytes and seconds over the run's steps up to `steps`.
 
-    Records of earlier versions of psnode count control messages in `uplink_bytes` and `downlink_bytes`.
+    `worker_steps` is the sum of each step's number of workers. Records of earlier versions of psnode count control messages
+    in `uplink_bytes` and `downlink_bytes`.
     """
 
     steps: int = 0
@@ -246,8 +248,10 @@ def cut_after(path: Path, step: int) -> None:
 
 
 class RunLog:
-    """Writer of step records to metrics.jsonl. Records wait in memory while the disk does not take them
-    (psnode.records.journal)."""
+    """Writer of step records to metrics.jsonl.
+
+    Records wait in memory while the disk does not take them (psnode.records.journal).
+    """
 
     def __init__(self, directory: Path) -> None:
         self._journal = Journal(directory / METRICS)

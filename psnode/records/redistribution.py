@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 def resharded(found: Checkpoint, answer: Ready) -> bytes:
-    """Return the state for every worker if the checkpoint was written with another number of workers.
+    """Return the state with which every worker resumes if the checkpoint was written with another number of workers.
 
-    The state holds the means of the workers' feedback state and buffers. The mean of the workers' residuals is preserved, since
-    the weights still have to receive this mean. If residuals have a learning rate, the mean of residual times rate is taken, in
-    units of weights. State that is not floating-point (a codebook) is taken from the first worker.
+    The state holds the means of the workers' feedback state and buffers. The mean of the workers' residuals is preserved,
+    since the weights still have to receive this mean. If residuals have a learning rate, the mean of residual times rate is
+    taken, in units of weights. State that is not floating-point (a codebook) is taken from the first worker.
     """
     names = [name for name in found.facts["files"] if is_worker_file(name)]
     sums: dict[str, torch.Tensor] = {}
@@ -38,9 +38,10 @@ def resharded(found: Checkpoint, answer: Ready) -> bytes:
 
 
 def _owed(memories: Mapping[str, torch.Tensor], *, back: bool = False) -> dict[str, torch.Tensor]:
-    """Return `memories`, with the feedback state of every tensor that has a rate multiplied by that rate in float64.
+    """Return `memories` in units of weights: feedback state of a tensor with a learning rate is multiplied by this rate.
 
-    If `back` is True, divide by the rate instead. Rates (psnode.records.state_names) and codebooks stay as they are.
+    The product is in float64. If `back` is True, the state is divided by the rate instead. The rates themselves
+    (psnode.records.state_names) and codebooks are not changed.
     """
     import torch
 
@@ -57,7 +58,7 @@ def _owed(memories: Mapping[str, torch.Tensor], *, back: bool = False) -> dict[s
 def worker_state(found: Checkpoint, rank: int, answer: Ready) -> bytes | None:
     """Return the state with which worker `rank` resumes; None if the worker reads its file itself.
 
-    A worker reads its file if it shares the directory and the file has the names of the present layout.
+    A worker reads its file if it shares the run's directory and the names in the file are those of the present layout.
     """
     name = worker_file(rank)
     if not found.has(name):
@@ -73,7 +74,7 @@ def spare_state(found: Checkpoint, answer: Ready) -> bytes:
 
 
 def _mean_place(found: Checkpoint) -> dict[str, torch.Tensor]:
-    """Return the workers' mean place in their shares of the data; empty if the checkpoint does not record it."""
+    """Return the mean of the workers' positions in their shares of the data; empty if the checkpoint has no positions."""
     import torch
 
     parts = [found.tensors(name) for name in found.facts["files"] if is_worker_file(name)]

@@ -59,10 +59,10 @@ def why_unsound(path: Path) -> str:
 
 
 def judge(path: Path, reason: str) -> None:
-    """Record in the manifest of a published checkpoint that it is unsound for `reason`, or sound if `reason` is empty.
+    """Record in the manifest of the checkpoint `path` that it is unsound for `reason`, or that it is sound if `reason` is empty.
 
-    Afterwards `latest` names the newest checkpoint not known to be unsound. A checkpoint that no longer exists is skipped. Raises
-    OSError if a file cannot be written.
+    Afterwards `latest` names the newest checkpoint not known to be unsound. A checkpoint that no longer exists is skipped.
+    Raises OSError if a file cannot be written.
     """
     train_dir, manifest = path.parents[1], path / checkpoint.MANIFEST
     if not manifest.is_file():
@@ -84,12 +84,12 @@ def newest_not_unsound(train_dir: Path) -> Path | None:
 
 
 def prune(train_dir: Path, step: int, keep_last: int, workers: int = 0) -> None:
-    """Delete the checkpoints up to `step` except the newest `keep_last` not known to be unsound; delete none if this is 0.
+    """Delete old checkpoints up to `step`. Those not known to be unsound are kept if they are among the `keep_last` newest.
 
-    This never deletes the newest checkpoint known to be sound, newer checkpoints of unknown soundness, the newest of all, the
-    best evaluated checkpoint, or a checkpoint that is being read. A checkpoint also stays if it has the part of a worker (ranks 1
-    to `workers`) that is missing from the newest checkpoint not known to be unsound. Checkpoints of abandoned branches do not
-    count among the newest, and are deleted like old checkpoints.
+    If `keep_last` is 0, nothing is deleted. Never deleted are the newest checkpoint known to be sound, newer checkpoints of
+    unknown soundness, the newest of all, the best evaluated checkpoint, and a checkpoint that is being read. A checkpoint
+    also stays if it has the part of a worker (ranks 1 to `workers`) that is missing from the newest checkpoint not known to
+    be unsound. Checkpoints of abandoned branches do not count among the newest, and are deleted like old checkpoints.
     """
     if not keep_last:
         return
@@ -111,8 +111,8 @@ def prune(train_dir: Path, step: int, keep_last: int, workers: int = 0) -> None:
 def reading(path: Path) -> Iterator[None]:
     """Protect a checkpoint from deletion inside the context, on this host and others, if the file system has locks.
 
-    The directory, the weights and the manifest are locked. A verdict replaces the manifest; the directory and the weights stay
-    locked.
+    The directory, the weights and the manifest are locked. If a verdict replaces the manifest meanwhile, the locks of the
+    directory and of the weights remain.
     """
     with contextlib.ExitStack() as locks:
         for place in _locked(path):
@@ -152,7 +152,7 @@ def _locked(path: Path) -> tuple[Path, ...]:
 def best_evaluated(train_dir: Path) -> Path | None:
     """Return the checkpoint with the highest evaluated top-1 accuracy; None if no checkpoint has been evaluated.
 
-    Without accuracies, the lowest loss decides. Only checkpoints on the run's branch count.
+    If no evaluation has an accuracy, the lowest loss decides. Only checkpoints on the run's branch count.
     """
     found = best_evaluation(train_dir)
     return None if found is None else found[0]

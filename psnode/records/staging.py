@@ -88,9 +88,9 @@ def told(tensors: Mapping[str, torch.Tensor], rank: int) -> FileEntry | OSError:
 class StagedCheckpoint:
     """An unfinished checkpoint of `step`, invisible to readers until `publish`.
 
-    The checkpoint holds the files that were added or adopted. Only parts from workers of `job` may be adopted. Only one thread at
-    a time may add files. If another process removes the directory, the directory is not created again, and the FileNotFoundError
-    means that the checkpoint must be abandoned.
+    The checkpoint holds the files that were added or adopted. Only parts from workers of `job` may be adopted. Only one
+    thread at a time may add files. If another process removes the directory, it is not created again. Calls then raise
+    FileNotFoundError, and the checkpoint must be abandoned.
     """
 
     def __init__(self, train_dir: Path, step: int, job: int = 0) -> None:
@@ -115,9 +115,9 @@ class StagedCheckpoint:
     def add_content(
         self, name: str, content: Content, read: Read | None = None, checked: Callable[[str], bool] | None = None
     ) -> str | None:
-        """Write the safetensors file `name` like `tensorfile.write_content`.
+        """Write the safetensors file `name` as `tensorfile.write_content` does.
 
-        Returns the name of the first `checked` tensor with a value that is not finite, or None.
+        Returns the name of the first tensor that satisfies `checked` and has a value that is not finite, or None.
         """
         self._entries[name], wrecked = write_content(self._place(name), content, read, checked)
         return wrecked
@@ -153,8 +153,8 @@ class StagedCheckpoint:
     def publish(self, facts: Mapping[str, Any], *, preferred: bool = True) -> Path:
         """Write the manifest with `facts`, publish the checkpoint and return its path.
 
-        Then `latest` names it, unless the checkpoint is not `preferred` and `latest` exists. Raises OSError if a file cannot be
-        written or has been removed; in this case `latest` is unchanged.
+        Afterwards the file `latest` names this checkpoint; if `preferred` is False, only a missing `latest` is written.
+        Raises OSError if a file cannot be written or has been removed; in this case `latest` is unchanged.
         """
         remove(self._parts)
         files = {name: {"bytes": entry.nbytes, "xxh3_128": entry.digest} for name, entry in sorted(self._entries.items())}

@@ -10,11 +10,11 @@
 
 MEMORY is the name of an array that the optimizer or the feedback rule keeps between steps. The array is flat float32, in the
 order of the tensor's coordinates, independent of how the tensor was split into segments. Optimizers of whole tensors keep arrays
-with other shapes and types. A `step` or a `rate` is one number per tensor, or one per coordinate if the groups or segments of
-the tensor have different numbers. A RANGE gives the beginning and the end of a group or a segment, each as the name of a tensor
-and an offset. Another plan can use state named by a RANGE only if the plan has the same range.
+with other shapes and types. A `step` or a `rate` is one number per tensor; if the groups or segments of the tensor have different
+numbers, it is one number per coordinate. A RANGE gives the beginning and the end of a group or a segment, each as the name of a
+tensor and an offset. Another plan can use state named by a RANGE only if the plan has the same range.
 
-This is layout 2. Layout 1 named state by the indices of groups and segments. Reading it requires the plan of the writer.
+This is layout 2. Layout 1 named state by the indices of groups and segments. To read it, the plan of the writer is required.
 """
 
 from __future__ import annotations
@@ -78,8 +78,10 @@ def places(plan: Plan) -> dict[str, slice]:
 
 
 def overlaps(plan: Plan, parts: Iterable[CoordinateRange]) -> list[dict[str, slice]]:
-    """Return, for each part, the tensors with coordinates in the part, in order. The slice of a tensor gives these coordinates in
-    the flat vector."""
+    """Return, for each part, the tensors that have coordinates in it, in order, each with a slice.
+
+    The slice gives, in the flat vector, the tensor's coordinates that lie in the part.
+    """
     tensors = list(places(plan).items())
     starts = [where.start for _, where in tensors]
     found = []
@@ -93,7 +95,10 @@ def overlaps(plan: Plan, parts: Iterable[CoordinateRange]) -> list[dict[str, sli
 
 
 def ranges(plan: Plan, parts: Sequence[CoordinateRange]) -> list[str]:
-    """Return names for groups or segments (RANGE above) that are valid in other plans; empty parts are named ""."""
+    """Return a name, RANGE in the module's text, for each group or segment in `parts`; it is valid in other plans too.
+
+    An empty part has the name "".
+    """
     where, found = places(plan), []
     for inside in overlaps(plan, parts):
         edges = [(name, edge) for name in (*inside,) for edge in (inside[name].start, inside[name].stop)]
@@ -103,7 +108,7 @@ def ranges(plan: Plan, parts: Sequence[CoordinateRange]) -> list[str]:
 
 
 def spread(plan: Plan, runs: Sequence[ConstantRange], dtype: torch.dtype) -> Tensors:
-    """Return the numbers in `runs`, which are in order, as one tensor of `dtype` per tensor of the plan.
+    """Return the numbers in `runs`, which are in ascending order, as one tensor of `dtype` for each tensor of the plan.
 
     A tensor of the result has one element if all its coordinates have the same number, otherwise one element per coordinate.
     Coordinates outside `runs` get 0; tensors wholly outside are left out.
@@ -130,7 +135,7 @@ def spread(plan: Plan, runs: Sequence[ConstantRange], dtype: torch.dtype) -> Ten
 
 
 def collected(plan: Plan, tensors: Mapping[str, torch.Tensor], prefix: str) -> list[ConstantRange]:
-    """Return the runs of equal numbers from which `spread` made `tensors`, whose names consist of `prefix` and the tensor's name.
+    """Return the runs of equal numbers from which `spread` made `tensors`. A name in `tensors` is `prefix` plus a tensor's name.
 
     A missing tensor counts as 0. Raises CheckpointError for a tensor with the wrong number of values.
     """
@@ -174,7 +179,7 @@ def state_of(found: Checkpoint, file: str) -> Tensors:
 
 
 def fits(found: Checkpoint, plan: Plan) -> bool:
-    """Return True if a checkpoint was written with `plan`, so that `plan` has a place for all of its state."""
+    """Return True if a checkpoint was written with `plan`, so that a run with `plan` can use all of its state."""
     if found.layout == 1:
         return found.plan == plan
     return found.facts.get("plan") == digest(plan) or found.facts.get("plan") == digest(_as_named(found, plan))
@@ -189,7 +194,10 @@ def _as_named(found: Checkpoint, plan: Plan) -> Plan:
 
 
 def homeless(found: Checkpoint, plan: Plan) -> tuple[int, int]:
-    """Return two counts of state in a checkpoint for which `plan` has no place: a worker's codebooks, and groups with norms."""
+    """Return two counts of state in a checkpoint that a run with `plan` cannot use.
+
+    These are the number of a worker's codebooks, and the number of groups with norms.
+    """
     segments, groups = set(ranges(plan, plan.segments)), set(ranges(plan, plan.groups))
     workers = [name for name in found.facts["files"] if is_worker_file(name)]
     memories = state_of(found, workers[0]) if workers else {}
@@ -257,7 +265,7 @@ def _by_tensor(file: str, tensors: Tensors, plan: Plan, parts: Sequence[Coordina
 
 
 def _joined(memory: str, pieces: Sequence[tuple[CoordinateRange, torch.Tensor]], plan: Plan) -> Tensors:
-    """Return the array `memory` for each tensor, assembled from `pieces`, with zeros for coordinates outside them."""
+    """Return the array `memory` of each tensor, assembled from `pieces`. Coordinates outside the pieces get zeros."""
     import torch
 
     if memory in (STEP, RATE):

@@ -58,7 +58,7 @@ def names(path: Path) -> list[str]:
 
 
 class Content(NamedTuple):
-    """Tensors in the form of a file, under their names in the file, with its metadata.
+    """The content of a safetensors file: its tensors by their names in the file, and its metadata.
 
     Float32 tensors named in `halved` are stored as bfloat16.
     """
@@ -108,7 +108,10 @@ def write_content(
 
 
 def assembled(content: Content, read: Read) -> Raw:
-    """Return the bytes of a safetensors file without halved tensors. `read` supplies the bytes of a tensor."""
+    """Return the bytes of a safetensors file with `content`, which must have no halved tensors.
+
+    `read` supplies a tensor's bytes.
+    """
     header, order = _header(content)
     values = np.empty(len(header) + sum(_stored(content, name) for name in order), np.uint8)
     values[: len(header)] = np.frombuffer(header, np.uint8)
@@ -168,7 +171,10 @@ def is_finite(tensor: torch.Tensor) -> bool:
 
 
 def _header(content: Content) -> tuple[bytes, list[str]]:
-    """Return the header of a safetensors file, and the order of its tensors: widest types first, so that all are aligned."""
+    """Return the header of a safetensors file, and the order of its tensors.
+
+    Tensors of the widest types come first, so that all tensors are aligned.
+    """
     import torch
 
     types = {getattr(torch, name, None): kind for name, kind in _TYPES.items()}
@@ -207,11 +213,11 @@ def content_of(tensors: Mapping[str, torch.Tensor], *, halved: Callable[[str], b
 
 
 def _portable(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str] | None]:
-    """Return tensors that the format can hold, and the file's metadata.
+    """Return the tensors in a form that the file format can hold, and the file's metadata.
 
-    If one tensor has several names, as tied weights have, it becomes one entry. The metadata maps each of its other names to the
-    name of the entry, as safetensors.torch.save_model writes it and load_model expects it. Complex types that the format lacks
-    become pairs of real numbers.
+    If one tensor has several names, as tied weights have, it becomes one entry. The metadata maps each of its other names to
+    the name of the entry, as safetensors.torch.save_model writes it and load_model expects it. Complex types that the format
+    lacks become pairs of real numbers.
     """
     import torch
 
@@ -241,10 +247,10 @@ def _whole(tensors: dict[str, torch.Tensor], content: bytes) -> dict[str, torch.
 
 
 def _without_aliases(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Return contiguous tensors that share no memory, and other names of some of them.
+    """Return two dicts: contiguous tensors that share no memory, and further names of these tensors, each with the main name.
 
-    Tensors with the same memory, shape and type are returned as one tensor with other names. Tensors that share memory in another
-    way are copied.
+    Tensors with the same memory, shape and type are returned as one tensor with further names. Tensors that share memory in
+    another way are copied.
     """
     apart: dict[str, torch.Tensor] = {}
     others: dict[str, str] = {}

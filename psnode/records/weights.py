@@ -1,4 +1,4 @@
-"""Weights of a run: functions that read them for a model that begins with them, and write them for other programs."""
+"""Weights of a run: functions that read weights to initialise a model, and write them for other programs."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _PICKLES = (".pt", ".pth")
 def initialise(model: torch.nn.Module, source: Path, *, new_head: bool = False) -> None:
     """Give `model` the weights and buffers of `source`: a run, a checkpoint, or a safetensors file of a state dict.
 
-    With `new_head`, the tensors of one layer may have another number of outputs in `source`. In this case the layer keeps its
-    values in `model`, and the log says so. Raises ConfigurationError if tensors are missing or do not fit, and CheckpointError if
-    the source is damaged.
+    With `new_head`, one layer of the model may have another number of outputs than in `source`. This layer then keeps its
+    present values, and the log says so. Raises ConfigurationError if tensors are missing or do not fit, and CheckpointError
+    if the source is damaged.
     """
     own = tensor_names.state(model)
     found = tensor_names.matched(_tensors(source), own)

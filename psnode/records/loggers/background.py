@@ -19,7 +19,7 @@ _WAITING = 10_000  # maximum number of queued calls, enough for some minutes of 
 class Background:
     """A thread that creates a logger with `make` and calls it.
 
-    Calls are dropped while `waiting` others are queued; the first drop is logged.
+    A call is dropped if `waiting` other calls are queued. The first drop is logged.
     """
 
     def __init__(self, name: str, make: Callable[[], Logger], waiting: int = _WAITING) -> None:

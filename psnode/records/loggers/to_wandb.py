@@ -14,9 +14,9 @@ _PROJECT = "psnode"  # unless WANDB_PROJECT is set
 class WandB:
     """A run of Weights & Biases with the id of psnode's run. It is continued when psnode's run is resumed.
 
-    Two processes cannot write to the same run of Weights & Biases. Evaluations are therefore a separate run, ID-evaluate, and
-    both runs are in the group ID. Steps repeated after a resume appear twice, since `step` is an ordinary column, and the
-    other columns are drawn over it.
+    Two processes cannot write to the same run of Weights & Biases. Evaluations are therefore a separate run, ID-evaluate,
+    and both runs are in the group ID. `step` is an ordinary column, over which the other columns are plotted, so steps that
+    are repeated after a resume appear twice.
     """
 
     def begin(self, run: LoggedRun) -> None:

@@ -1,1 +1,1 @@
-"""Copies of a version that a checkpoint needs, which are made during training, and the memory for these copies."""
+"""Copies of the weights and optimizer state of a version, made for a checkpoint during training, and the memory for them."""

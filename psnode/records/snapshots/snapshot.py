@@ -1,8 +1,9 @@
 """Values of tensors at one moment, which are read while training continues to change the tensors part by part.
 
-A thread calls `protect` before it changes a part. Bytes of the part that have already been read need no protection. The remaining
-bytes are copied if there is memory for copies; otherwise the thread waits until they have been read. The reader thus sees the
-values of that moment. If the memory suffices, a thread waits only for the copy (docs/decisions/checkpoints-beside-training.md).
+A thread calls `protect` before it changes a part. Bytes of the part that have already been read need no protection. The
+remaining bytes are copied if there is memory for copies; otherwise the thread waits until they have been read. The reader
+thus sees the values of the moment at which the snapshot was made. If the memory suffices, a thread waits only for the copy
+(docs/decisions/checkpoints-beside-training.md).
 """
 
 from __future__ import annotations
@@ -130,7 +131,10 @@ class Snapshot:
             return not self._changed
 
     def close(self) -> None:
-        """Release the copies and the waiting threads. No reading is possible afterwards. Any thread may call this repeatedly."""
+        """Release the copies and wake the waiting threads. No reading is possible afterwards.
+
+        Any thread may call this repeatedly.
+        """
         with self._memory.changed:
             self._closed = True
             for piece in (each for found in self._pieces.values() for each in found):

@@ -1,4 +1,4 @@
-"""Memory for copies: a single block per rank, which is reused, and of which the lowest free addresses are taken first."""
+"""Memory for copies: a single block per rank, which is reused. A copy takes the lowest free addresses that have room for it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Allocation(NamedTuple):
 class SnapshotMemory:
     """Memory for the copies of a rank's snapshots, at most `limit` bytes; 0 means a quarter of the memory free at `begin`.
 
-    A system needs more time to clear new pages than to copy data. Therefore the pages of earlier snapshots are reused, unless the
-    system has reclaimed them. `begin`, `take`, `give_back` and `rest` must be called while holding `changed`.
+    A system needs more time to clear new pages than to copy data. Therefore the pages of earlier snapshots are reused,
+    unless the system has reclaimed them. The caller of `begin`, `take`, `give_back` or `rest` must hold `changed`.
     """
 
     def __init__(self, limit: int) -> None:
@@ -38,7 +38,7 @@ class SnapshotMemory:
         self.taken = 0  # bytes in use by copies
 
     def prepare(self, size: int) -> None:
-        """Prepare the pages for a first snapshot of `size` bytes. Stop when the snapshot begins."""
+        """Touch the pages that a first snapshot of `size` bytes will need. Stop when the snapshot begins."""
         with self.changed:
             self._measure()
         for start in range(0, size, _CHUNK):
@@ -50,7 +50,10 @@ class SnapshotMemory:
                 self._pages.release(start, stop)
 
     def close(self) -> None:
-        """Give up the block, so that no later call prepares pages or begins a snapshot. Memory in use stays until given back."""
+        """Drop the block: later calls prepare no pages and begin no snapshot.
+
+        Memory of copies in use stays until it is given back.
+        """
         with self.changed:
             self._begun = self._closed = True
             self.rest()

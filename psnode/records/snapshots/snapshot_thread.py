@@ -1,4 +1,4 @@
-"""A thread that reads snapshots: of one version after another, while training goes on."""
+"""A thread that reads snapshots of one version after another, while training goes on."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class SnapshotThread:
         return self._last
 
     def protect(self, part: int) -> None:
-        """Copy what is not yet read of `part`, which is about to change. Any thread may call this method."""
+        """Copy the unread bytes of `part` before they change. Any thread may call this method."""
         if (snapshot := self._snapshot) is not None:
             snapshot.protect(part)
 
@@ -49,7 +49,7 @@ class SnapshotThread:
             self._last.result()
 
     def give_up(self) -> None:
-        """Let the reading of the last snapshot fail with OSError, unless it is done, and block until its work has ended."""
+        """Make the reading of the last snapshot fail with OSError, unless it is done, and block until its work has ended."""
         if self._snapshot is not None:
             self._snapshot.close()
         self.finish()
