@@ -1,1 +1,1 @@
-"""Tasks: models, data, and the computations that train with them."""
+"""Tasks: models and data, and the computation of losses and metrics for training."""

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 class Classification(Task):
     """Classification of images with cross-entropy, which records top1 and top5.
 
-    The arguments are those of `psnode.tasks.models.build` and `psnode.tasks.data.load`; `options` are the options of the data
-    set. The constructor reads no examples, but raises ConfigurationError for an unknown name, for missing training files, and for
-    a network that cannot take the images.
+    The arguments are those of `psnode.tasks.models.build` and `psnode.tasks.data.load`; `options` are the options of the
+    data set. The constructor reads no examples. It raises ConfigurationError for an unknown name, for missing training
+    files, and for a network that cannot take the images.
     """
 
     def __init__(

@@ -25,9 +25,9 @@ _FAILED = re.compile(  # other errors are faults of the program: a failed assert
 def choose_device(enable_gpu: bool, local_rank: int = 0, flag: str = "--enable-gpu") -> torch.device:
     """Return the CPU, or the CUDA device of this rank, which becomes the current device of the calling thread.
 
-    The ranks of a host use its devices in turn, and share them if there are more ranks than devices. On the master's host, local
-    rank 0 is the master. If the master computes on the CPU, device 0 of its host is used only if there are more ranks than
-    devices. Raises ConfigurationError if CUDA is missing although `flag` requests it.
+    The ranks of a host use its devices in turn, and share them if there are more ranks than devices. On the master's host,
+    the master is local rank 0, whose device is device 0. If the master computes on the CPU, other ranks use this device only
+    if there are more ranks than devices. Raises ConfigurationError if CUDA is missing although `flag` requests it.
     """
     import torch
 
@@ -44,7 +44,7 @@ def choose_device(enable_gpu: bool, local_rank: int = 0, flag: str = "--enable-g
 def device_errors(lower: str) -> Iterator[None]:
     """Turn torch's errors inside the context into a DeviceError if they report exhausted memory or a failed device.
 
-    `lower`: the settings that reduce memory.
+    `lower`: text that names the settings to lower if memory is exhausted.
     """
     try:
         yield
@@ -90,7 +90,7 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context in which forward passes compute in `precision`, fp32 or bf16. Run backward passes outside of it.
+    """Return a context in which forward passes compute in `precision`, fp32 or bf16. Run backward passes outside the context.
 
     Raises ConfigurationError for a device without bf16.
     """

@@ -1,9 +1,10 @@
 """A model with GPT-2's shapes in plain torch, on random tokens, for measurements that do not depend on the data.
 
-Options: model=124m or 355m (GPT-2 small and medium; the head is the embedding) or tiny, context=32 (tokens of an example), and
-marks=DIRECTORY. At the start of each backward pass, every rank appends a line of JSON to a file in this directory, with the time
-and its peak memory so far. From psnode, this file imports only psnode.task and psnode.config.plain_json, so that the psnode of
-another checkout can train this model (studies.checkpoint).
+The options are model, context and marks. model is 124m or 355m (GPT-2 small and medium; the head is the embedding) or tiny.
+context is the number of tokens of an example, 32 by default. marks=DIRECTORY makes every rank append a line of JSON to a
+file in this directory at the start of each backward pass, with the time and the rank's peak memory so far. From psnode, this
+file imports only psnode.task and psnode.config.plain_json, so that the psnode of another checkout can train this model
+(studies.checkpoint).
 """
 
 from __future__ import annotations

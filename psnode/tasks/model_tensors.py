@@ -37,8 +37,9 @@ def tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 class ModelSnapshot:
     """Copy of the state of `model` that passes may change.
 
-    This state is all `tensors` (copied to `values`), the attributes of the modules, the lists, dicts and sets in these
-    attributes, and the random generators of Python, NumPy and torch. Objects nested deeper in an attribute are not copied.
+    This state consists of all `tensors` (copied to `values`), the attributes of the modules, the lists, dicts and sets in
+    these attributes, and the random generators of Python, NumPy and torch. Objects nested deeper in an attribute are not
+    copied.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -81,10 +82,10 @@ def put_back(model: torch.nn.Module, values: Mapping[str, torch.Tensor]) -> None
 
 
 def give_own_memory(model: torch.nn.Module) -> None:
-    """Give each trained parameter of `model` that is a view of larger memory its own memory, so that files hold only the
-    parameter.
+    """Give each trained parameter of `model` that is a view of larger memory its own memory.
 
-    Tied parameters stay tied, since they are one tensor. Until the larger memory is released, the model takes twice its memory.
+    Files of the model then hold only the parameter. Tied parameters stay tied, since they are one tensor. Until the larger
+    memory is released, the model takes twice its memory.
     """
     for parameter in model.parameters():
         if parameter.requires_grad and parameter.untyped_storage().nbytes() > parameter.nbytes:
@@ -92,7 +93,7 @@ def give_own_memory(model: torch.nn.Module) -> None:
 
 
 def fit(model: torch.nn.Module, values: Mapping[str, torch.Tensor]) -> None:
-    """Give the buffers of `model`, which a model may resize, the shapes of `values`, so that `values` can be copied to them.
+    """Resize buffers of `model` to the shapes of the tensors in `values` that have their names, so that `values` can be copied.
 
     Buffers of norms keep their shapes, which the layers determine.
     """
@@ -103,14 +104,19 @@ def fit(model: torch.nn.Module, values: Mapping[str, torch.Tensor]) -> None:
 
 
 def load(model: torch.nn.Module, values: Mapping[str, torch.Tensor], *, strict: bool = True) -> None:
-    """Load `values`, by plain name, like load_state_dict, after resizing the buffers to fit `values`. Raises RuntimeError."""
+    """Load `values`, by plain name, as load_state_dict does, after resizing the buffers to fit `values`.
+
+    Raises RuntimeError if the names or shapes do not match.
+    """
     fit(model, values)
     model.load_state_dict(tensor_names.to_load(values, model), strict=strict)
 
 
 def not_sized_yet(model: torch.nn.Module) -> set[str]:
-    """Return the names of buffers in the state dict that are empty, or that belong to torch's quantisation observers and have a
-    size that depends on the data."""
+    """Return the names of buffers in the state dict whose size is not known before training.
+
+    They are empty, or belong to torch's quantisation observers and have a size that depends on the data.
+    """
     empty = {name for name, value in tensor_names.buffers(model, aliases=True) if not value.numel()}
     return persistent_buffers(model) & (empty | observed(model).keys())
 
@@ -236,7 +242,7 @@ def contents(model: torch.nn.Module) -> dict[str, Any]:
 
 
 def chunks(values: Mapping[str, torch.Tensor], names: Iterable[str]) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield the tensors of `names` in order, in dictionaries that each fit into a message, with at least one tensor each."""
+    """Yield the tensors of `names` in order, as dictionaries of at least one tensor that are small enough for a message."""
     chunk: dict[str, torch.Tensor] = {}
     size = 0
     for name in names:

@@ -61,8 +61,10 @@ def memories_of(config: Config) -> dict[str, float]:
 
 
 def arguments(config: Config, momentum: float) -> dict[str, Any]:
-    """Return the arguments of the optimizer of `config`, except its learning rate. If it has betas, `momentum` is the first
-    beta."""
+    """Return the arguments of the optimizer of `config`, except its learning rate.
+
+    If the optimizer has betas, `momentum` is the first beta.
+    """
     allowed = inspect.signature(_class(config)).parameters
     found: dict[str, Any] = {"weight_decay": config.weight_decay} if "weight_decay" in allowed else {}
     found |= {"betas": (momentum, config.beta2)} if "betas" in allowed else {}
@@ -82,7 +84,7 @@ def made(config: Config, momentum: float, parameter: nn.Parameter, lr: float) ->
 
 
 def require_optimizer(config: Config, *, own: bool) -> None:
-    """Raise ConfigurationError if torch refuses the optimizer's options, or if the task's optimizer is missing.
+    """Raise ConfigurationError if torch refuses the optimizer's options, or if --optimizer is task and the task has no optimizer.
 
     `own`: True if the task has an optimizer.
     """

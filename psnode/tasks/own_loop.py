@@ -19,10 +19,11 @@ ParameterGroups = Sequence[Mapping[str, Any]]
 
 
 class OwnLoop(Task):
-    """The task of psnode.session.
+    """The task of psnode.session, whose training loop is in the program.
 
-    `constraint`: see Task.constrain. `groups`: the result of Task.parameter_groups. `rate`, `optimizer`: see Task.learning_rate
-    and Task.optimizer. `examples`: the number of examples in a batch; 0 if unknown. `steps`: see Task.steps_per_epoch.
+    `constraint`: see Task.constrain. `groups`: the result of Task.parameter_groups. `rate`, `optimizer`: see
+    Task.learning_rate and Task.optimizer. `examples`: the number of examples in a batch; 0 if unknown. `steps`: see
+    Task.steps_per_epoch.
     """
 
     def __init__(
@@ -42,7 +43,10 @@ class OwnLoop(Task):
         self._rate, self._optimizer, self._examples, self._steps = rate, optimizer, examples, steps
 
     def of(self, model: torch.nn.Module, groups: ParameterGroups) -> OwnLoop:
-        """Return this task for another model and its parameter groups, without data: for a master in the process of a worker."""
+        """Return a copy of this task with another model and its parameter groups, and without data.
+
+        A master that runs in the process of a worker uses this copy.
+        """
         return OwnLoop(
             model, None, self._constraint, groups, self._rate, self._optimizer, examples=self._examples, steps=self._steps
         )
@@ -65,7 +69,9 @@ class OwnLoop(Task):
         raise ConfigurationError("the run was trained by a loop of its own, which alone knows its loss")
 
     def size(self, batch: Batch) -> int:
-        """Return the number of examples in `batch`: the loader's number, or the length of the first tensor, or otherwise 1."""
+        """Return the number of examples in `batch`: the loader's batch size if known, else the length of the first tensor,
+        else 1.
+        """
         return self._examples or length(batch) or 1
 
     def constrain(self, model: torch.nn.Module) -> None:

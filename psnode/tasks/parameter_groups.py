@@ -29,10 +29,10 @@ _KEYS = (*_RATES, *_SETTINGS, "betas")
 
 @dataclass(frozen=True)
 class ParameterGroup:
-    """A group of trained parameters: their `names`, in the order of the state dict, and `settings` that override settings of
-    the run.
+    """A group of trained parameters with settings of their own.
 
-    The learning rate of these parameters is `lr_factor` times the run's.
+    `names`: the parameters, in the order of the state dict. `settings`: values that override settings of the run. The
+    learning rate of these parameters is `lr_factor` times the learning rate of the run.
     """
 
     names: tuple[str, ...]
@@ -49,11 +49,11 @@ class ParameterGroup:
 
 
 def groups_of(asked: Sequence[Mapping[str, Any]] | None, model: nn.Module, config: Config) -> tuple[ParameterGroup, ...]:
-    """Return the groups of `model` that a task `asked` for, or otherwise the groups of --no-decay.
+    """Return the parameter groups of `model`: those in `asked`, which the task asks for, or otherwise those of --no-decay.
 
     The result is empty if all parameters follow the settings of the run; frozen parameters are left out. `config.lr` must be
-    resolved. Raises ConfigurationError for groups that torch.optim would not take or that leave a trained parameter out, and for
-    settings that are invalid for the run.
+    resolved. Raises ConfigurationError for groups that torch.optim would not take or that leave a trained parameter out, and
+    for settings that are invalid for the run.
     """
     if asked is None:
         raise ConfigurationError("Task.parameter_groups returned None: it must return a list of dictionaries")
@@ -90,8 +90,10 @@ def recorded(groups: Iterable[ParameterGroup]) -> list[dict[str, Any]]:
 
 
 def refuse_other_groups(now: Iterable[ParameterGroup], before: Sequence[Mapping[str, Any]]) -> None:
-    """Raise ConfigurationError, which names the first parameter that differs, if a run is resumed with other groups than
-    recorded."""
+    """Raise ConfigurationError if a run is resumed with other parameter groups than recorded.
+
+    The message names the first parameter that differs.
+    """
     old, new = _by_name(before), _by_name(recorded(now))
     for name in sorted({*old, *new}):
         if old.get(name) != new.get(name):

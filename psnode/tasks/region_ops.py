@@ -17,12 +17,11 @@ _ROI_ALIGN = (
 
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
-    """Return the indices of the boxes that non-maximum suppression keeps. Of overlapping boxes, it keeps only the box with the
-    highest score.
+    """Return the indices of the boxes that non-maximum suppression keeps.
 
-    boxes: (N, 4), corners x1, y1, x2, y2; scores: (N,). Boxes count as overlapping if their intersection is more than
-    `iou_threshold` times their union. The indices are int64, by descending score; of equal scores, the first counts as higher.
-    The computation takes memory for N^2 values.
+    Of overlapping boxes, it keeps only the box with the highest score. boxes: (N, 4), corners x1, y1, x2, y2; scores: (N,).
+    Two boxes overlap if their intersection is more than `iou_threshold` times their union. The indices are int64, by
+    descending score; of equal scores, the first counts as higher. The computation takes memory for N^2 values.
     """
     order = scores.argsort(descending=True, stable=True)
     boxes = boxes[order].float()
@@ -47,11 +46,12 @@ def roi_align(
     sampling_ratio: int,
     aligned: bool,
 ) -> Tensor:
-    """Average bilinearly interpolated samples in each bin of each region (He et al.: Mask R-CNN, ICCV 2017).
+    """Return the mean of bilinearly interpolated samples in each bin of each region (He et al.: Mask R-CNN, ICCV 2017).
 
-    features: (N, C, H, W); rois: (K, 5), the index of the image and x1, y1, x2, y2 in pixels of 1/spatial_scale. Returns (K, C,
-    pooled_height, pooled_width) in the type of `features`, with a gradient only for `features`. sampling_ratio: samples per bin
-    and axis; if 0 or less, the width of a bin in pixels, rounded up. aligned: True if pixel centres are at one half.
+    features: (N, C, H, W); rois: (K, 5), the index of the image and the corners x1, y1, x2, y2. Corners times
+    `spatial_scale` are in pixels of `features`. Returns (K, C, pooled_height, pooled_width) in the type of `features`, with
+    a gradient only for `features`. sampling_ratio: samples per bin and axis; if 0 or less, the width of a bin in pixels,
+    rounded up. aligned: True if pixel centres are at one half.
 
     Interpolation along y and x is independent, so each region is computed with two matrices: rows * features * columns.
     """
@@ -97,8 +97,10 @@ def declare() -> None:
 
 
 def lend(boxes: ModuleType, regions: ModuleType) -> None:
-    """Mark the operators of torchvision.ops.boxes and torchvision.ops.roi_align as available. Both modules check this before
-    each call."""
+    """Mark the operators of torchvision.ops.boxes and torchvision.ops.roi_align as available.
+
+    Both modules check before each call that the operators are available.
+    """
     for module in (boxes, regions):
         vars(module)["_assert_has_ops"] = lambda: None
     vars(regions)["_has_ops"] = lambda: True

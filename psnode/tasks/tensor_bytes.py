@@ -1,4 +1,4 @@
-"""The bytes of tensors in their own memory, without preventing a later resize.
+"""Access to the bytes of tensors in their own memory, after which the tensors can still be resized.
 
 Tensor.numpy() permanently marks a tensor's storage as not resizable. However, a model may have to resize its own buffers by
 resize_ in a forward pass, as quantisation observers do.
@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 
 class _Memory:
-    """Memory of a tensor with NumPy's array interface. An array made from this object keeps the object and the tensor's storage
-    alive."""
+    """Memory of a tensor with NumPy's array interface.
+
+    An array made from this object keeps the object and the tensor's storage alive.
+    """
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._storage = tensor.untyped_storage()

@@ -24,13 +24,15 @@ Rename = Callable[[str], str]
 
 
 def plain(name: str) -> str:
-    """Return a tensor's name in the model without compiled parts. Keys that contain names (records.state_names) are accepted
-    too."""
+    """Return a tensor's name in the model without compiled parts.
+
+    Keys that contain names of tensors (records.state_names) are accepted too.
+    """
     return _PART.sub("", name).removesuffix(".") if _COMPILED in name else name
 
 
 def renaming(names: Iterable[str]) -> Rename:
-    """Return the function `plain`, or `str`, which changes no name.
+    """Return the function `plain`, or the function `str`, which changes no name.
 
     The function is `str` if no name belongs to a compiled part, or if two of `names` would become equal.
     """
@@ -83,8 +85,10 @@ def renamed(values: Mapping[str, T], rename: Rename) -> dict[str, T]:
 
 
 def matched(found: Mapping[str, T], own: Collection[str]) -> dict[str, T]:
-    """Return `found` under the matching names in `own`. Entries without a match keep their names; if two names clash, all
-    entries keep their names."""
+    """Return the entries of `found` under the matching names in `own`.
+
+    Entries without a match keep their names. If two names clash, all entries keep their names.
+    """
     there = _without(own, found)
     here = _without(found, own)
     homes = {short: name for name, short in there.items()}

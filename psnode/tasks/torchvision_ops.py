@@ -1,10 +1,10 @@
 """The only module in which psnode imports torchvision.
 
-torchvision 0.28 is published with operators compiled only for CUDA, which cannot be loaded together with the CPU build of torch.
-torchvision tolerates this except in one place: on import, it attaches shape functions to `torchvision::nms` and
+torchvision 0.28 is published with operators compiled only for CUDA, which cannot be loaded together with the CPU build of
+torch. This does no harm except in one place: on import, torchvision attaches shape functions to `torchvision::nms` and
 `torchvision::qnms`, and torch refuses to attach them to undeclared operators. Declaring the two schemas first is enough for
-classification, datasets and transforms, which do not call these operators. Detection calls nms and roi_align, which `region_ops`
-provides in plain torch. Nothing is declared if the compiled operators can be loaded.
+classification, datasets and transforms, which do not call these operators. Detection calls nms and roi_align, which
+`region_ops` provides in plain torch. Nothing is declared if the compiled operators can be loaded.
 """
 
 from __future__ import annotations

@@ -74,10 +74,11 @@ def load(
     seed: int = 0,
     options: Mapping[str, str] | None = None,
 ) -> ImageData:
-    """Return the training part of a data set, or the test part.
+    """Return the training part of a data set if `train` is True, otherwise its test part.
 
-    `data_dir` holds its files; missing files are downloaded only if `download` is True. `seed` matters only for synthetic.
-    `options` are the options of the data set. Raises ConfigurationError with the remedy.
+    `data_dir` holds the files of the data set; missing files are downloaded only if `download` is True. `seed` matters only
+    for synthetic. `options` are the options of the data set. Raises ConfigurationError, with the remedy, if the data cannot
+    be read.
     """
     module, request = _ask(name, data_dir, options, train=train, download=download, seed=seed)
     data: ImageData = module.load(request)

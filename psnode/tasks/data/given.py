@@ -28,7 +28,8 @@ _HUGGING_FACE = "datasets."  # prefix of its modules; the method `batch` of its 
 class Making(NamedTuple):
     """Settings for making batches of `batch` examples, joined by `collate`.
 
-    The batches are made by `processes` other processes, or if `processes` is 0 by this process while it holds `lock`.
+    If `processes` is 0, this process makes the batches while it holds `lock`. Otherwise that number of other processes makes
+    them.
     """
 
     batch: int
@@ -115,7 +116,7 @@ class Examples:
 
 
 class Whole:
-    """psnode's Data with batches that other processes make."""
+    """psnode's Data, whose batches are made by other processes."""
 
     def __init__(self, data: Data, making: Making) -> None:
         self._data, self._making = data, making
@@ -135,7 +136,7 @@ class Whole:
 
 
 class IterableExamples:
-    """An IterableDataset, from which worker r of P takes every P-th example, beginning with the r-th.
+    """An IterableDataset whose examples are dealt among P workers: worker r takes every P-th example, beginning with the r-th.
 
     When the data set ends, it starts again. After a resume, it starts with its first example. `examples` is the length of an
     epoch.
@@ -162,7 +163,7 @@ class IterableExamples:
             raise self._too_few()
 
     def feed(self, sampler: Sampler, finished: int, last: int) -> Any:
-        """Return the coming batches. When the data set starts the next time, its examples are dealt as in `sampler`."""
+        """Return the coming batches. The shares in `sampler` apply from the next start of the data set on."""
         self._place = (sampler.worker, sampler.workers)
         return Ahead(partial(_steps, lambda: self._batches, sampler.batches_per_step))
 
@@ -207,7 +208,10 @@ def batch_of(data: Data, wanted: MicroBatchRequest) -> Batch:
 
 
 def part_of(dataset: Any, worker: int, workers: int) -> Iterator[Any]:
-    """Return every `workers`-th example, beginning with number `worker`. Hugging Face's data sets split their own shards."""
+    """Return an iterator over every `workers`-th example, beginning with number `worker`, which counts from 0.
+
+    Data sets of Hugging Face are split by their own function, which can deal out whole shards.
+    """
     if _is_hugging_face(dataset):
         from datasets.distributed import split_dataset_by_node  # type: ignore[import-untyped]
 

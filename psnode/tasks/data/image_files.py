@@ -37,9 +37,9 @@ class Listing(NamedTuple):
 class Files:
     """The images of a listing, resized to `image_shape`; implements ImageData.
 
-    `keep` is the fraction of the shorter side that is kept when an image is cut around its centre. `augment` (none, shift, area)
-    applies to batches drawn with an rng. If all images fit in `cache` bytes and are not augmented by area, each is decoded only
-    once.
+    `keep` is the fraction of the shorter side that is kept when an image is cut around its centre. `augment` (none, shift,
+    area) applies to batches drawn with an rng. If all images fit in `cache` bytes and are not augmented by area, each image
+    is decoded only once.
     """
 
     def __init__(
@@ -88,9 +88,9 @@ class Files:
         return images.take(indices, axis=0)
 
     def _decode(self, indices: npt.NDArray[np.int64], rng: np.random.Generator | None = None) -> Pixels:
-        """Return pixels (B, 3, H, W): the centre of each image or, with `rng`, a random part of it.
+        """Return pixels (B, 3, H, W): the centre of each image or, if `rng` is given, a random part of it.
 
-        The random parts take a single rng.random((B, 4)).
+        The random parts follow from one call, rng.random((B, 4)).
         """
         _, height, width = self.image_shape
         pixels = np.empty((len(indices), height, width, 3), np.uint8)
@@ -141,7 +141,7 @@ def open_image(path: str) -> Iterator[Image.Image]:
 
 
 def central_box(proportion: float, keep: float) -> Box:
-    """Return the largest box around the centre of an image with the wanted proportions, with its sides multiplied by `keep`.
+    """Return the largest box of the wanted proportions around the centre of an image, with its sides multiplied by `keep`.
 
     `proportion`: the wanted ratio of width to height, divided by the image's ratio.
     """

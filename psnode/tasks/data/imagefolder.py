@@ -76,9 +76,10 @@ def load(request: Request) -> Files:
 
 
 def _to_check(paths: Sequence[str]) -> list[str]:
-    """Return the files whose headers are read before training: all whose suffix allows deep colours, and some of the others.
+    """Return the files whose headers are read before training.
 
-    The header determines the kind of a file, not the suffix. A bad file that is skipped here is refused when it is decoded.
+    These are all files whose suffix allows more than 8 bits per channel, and some of the others. The header determines the
+    kind of a file, not the suffix. A bad file that is skipped here is refused when it is decoded.
     """
     deep = {path for path in paths if os.path.splitext(path)[1].lower() in _MAYBE_DEEP}
     return [*sorted(deep), *_spread([path for path in paths if path not in deep], _HEADS)]

@@ -54,7 +54,7 @@ def seed_all(seed: int) -> None:
 
 
 class Dealt:
-    """The examples of a map-style `loader`, dealt among the workers, with its collate function and processes.
+    """The examples of a map-style `loader`, dealt among the workers. The loader's collate function and processes are used.
 
     Raises ConfigurationError for a loader that does not draw its examples at random without replacement.
     """
@@ -96,7 +96,7 @@ class Dealt:
 
 
 class Streamed:
-    """Batches of `source` on this rank. When the source ends, it starts again. `examples`: nominal number of examples."""
+    """The batches of `source` on this rank. When the source ends, it starts again. `examples`: nominal number of examples."""
 
     def __init__(self, source: Iterable[Batch], examples: int) -> None:
         self._examples = examples

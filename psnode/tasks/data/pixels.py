@@ -1,8 +1,10 @@
-"""Conversion to 8-bit colours of all kinds of images that PIL opens, or an error that names the file.
+"""Conversion of images to 8-bit RGB, for all kinds of images that PIL opens.
 
-As in torchvision's ImageFolder, alpha is dropped and the orientation in EXIF is ignored, so the pixels are in the order in which
-the file stores them. For TIFF files PIL itself applies the orientation. Grey values of more than 8 bits are scaled from the depth
-of the file and rounded to 8 bits.
+If a kind has no definite colours, an error names the file.
+
+As in torchvision's ImageFolder, alpha is dropped and the orientation in EXIF is ignored, so the pixels are in the order in
+which the file stores them. For TIFF files PIL itself applies the orientation. Grey values of more than 8 bits are scaled
+from the depth of the file and rounded to 8 bits.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ _DEEP = "convert it to 8 or 16 bits per channel"
 
 
 def require_readable(image: Image.Image, path: str) -> None:
-    """Raise ConfigurationError that names `path` if an image has values without a definite colour. It works without decoding."""
+    """Raise ConfigurationError that names `path` if an image has values without a definite colour. The image is not decoded."""
     if image.mode == "F":
         raise ConfigurationError(f"{path} holds floating-point pixels, and no file records which value is white: {_DEEP}")
     if image.mode == "I" and image.format not in ("PNG", "PPM", None):

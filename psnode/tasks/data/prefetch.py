@@ -21,9 +21,10 @@ class _Failed:
 
 
 class Ahead:
-    """Iterator over the steps of `make()`, each a list of batches, which a thread makes up to `depth` steps ahead.
+    """Iterator over the steps of `make()`, each of which is a list of batches. A thread makes up to `depth` steps in advance.
 
-    An exception in the thread is raised by the `next` call that would have returned the missing step, and by every later call.
+    An exception in the thread is raised by the `next` call that would have returned the missing step, and by every later
+    call.
     """
 
     def __init__(self, make: Callable[[], Iterator[list[Batch]]], depth: int = 2) -> None:
@@ -73,7 +74,7 @@ class Ahead:
 class Prefetch(Ahead):
     """Iterator over the batches of the steps after `finished` up to and including `last`, one list per step.
 
-    A single thread makes all batches in order, so `data` never gets two calls simultaneously.
+    A single thread makes all batches in order, so `data` never handles two calls simultaneously.
     """
 
     def __init__(self, data: Data, sampler: Sampler, finished: int, last: int, depth: int = 2) -> None:

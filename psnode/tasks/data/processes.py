@@ -41,7 +41,8 @@ def context() -> Any:
     """Return the multiprocessing context for processes forked from a server that has imported torch but no part of MPI.
 
     mpirun sends USR1 to all processes of a rank, and a terminal sends HUP. Therefore the server and Python's tracker of
-    semaphores start with both signals blocked. Raises ConfigurationError if no folder has a path short enough for their sockets.
+    semaphores start with both signals blocked. Raises ConfigurationError if no folder has a path short enough for their
+    sockets.
     """
     make_place()
     found = multiprocessing.get_context(_METHOD)
@@ -55,7 +56,10 @@ def context() -> Any:
 
 
 class _Code(NamedTuple):
-    """The file of a task. Unpickling it imports the file, since objects unpickled afterwards may depend on the file."""
+    """The file of a task.
+
+    When a process unpickles this object, it imports the file, on which objects unpickled later may depend.
+    """
 
     file: str
 
@@ -74,7 +78,10 @@ def _task_modules() -> list[Any]:
 
 
 def _travel(kind: type, inner: Any) -> tuple[Any, ...]:
-    """Return the arguments with which a process unpickles `kind(inner)`; the files of tasks come first."""
+    """Return the arguments with which a process unpickles `kind(inner)`.
+
+    The files of tasks come first, so that they are imported.
+    """
     files = tuple(_Code(module.__file__) for module in _task_modules())
     return _arrive, (files, kind, inner)
 
@@ -139,8 +146,9 @@ class Collated:
 class Begin:
     """Function that prepares a process that makes batches.
 
-    The prepared process ignores Ctrl-C, HUP and USR1, since the process that uses the batches handles these signals, and it ends
-    when that process ends. After the preparation `then` is called with the number of the prepared process.
+    The prepared process ignores Ctrl-C, HUP and USR1, since the process that uses the batches handles these signals. When
+    that process ends, the prepared process ends too. After the preparation, `then` is called with the number of the prepared
+    process.
     """
 
     then: Callable[[int], None] | None
@@ -156,8 +164,8 @@ class Begin:
 def _end_with_parent() -> None:
     """Wait until the process that uses the batches ends, remove its folder of sockets, and exit.
 
-    The folder remains if that process is killed. torch watches only the process that forked this process. This is the server of
-    processes and not the process that uses the batches.
+    The folder remains if this process is killed. torch ends a process only with the process that forked it. That is the
+    server of processes here, not the process that uses the batches.
     """
     parent = multiprocessing.parent_process()
     if parent is not None:
@@ -168,9 +176,10 @@ def _end_with_parent() -> None:
 
 
 def make_place() -> None:
-    """Make Python create its sockets in a folder that is removed with the job, or otherwise in a folder with a short enough path.
+    """Make Python create its sockets in a folder whose path is short enough, if possible in the folder that is removed with
+    the job.
 
-    A killed rank does not remove its folder, and its processes may be killed before they remove it.
+    A killed rank does not remove its own folder, and its processes may be killed before they remove it.
     """
     settings = multiprocessing.current_process()._config  # type: ignore[attr-defined]  # not public, but present in every version
     if settings.get("tempdir"):

@@ -1,8 +1,9 @@
-"""The examples of a worker at a step, which follow only from the seed, so that no state has to be saved.
+"""The examples of a worker at a step. They follow only from the seed and the step, so that no state has to be saved.
 
 Every epoch permutes the examples anew. With P workers and batches of B, micro-batch m of the epoch takes the m-th run of P*B
 entries of the permutation, of which worker r in 0..P-1 takes the r-th B entries: perm[(mP+r)B : (mP+r+1)B]. A step takes k
-consecutive micro-batches (gradient accumulation). Remaining examples that do not fill a whole step are not used in the epoch.
+consecutive micro-batches (gradient accumulation). Remaining examples that do not fill a whole step are not used in the
+epoch.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def permutation(length: int, seed: int, epoch: int) -> Indices:
 def augmentation(seed: int, worker: int, micro: int) -> np.random.Generator:
     """Return the generator for the augmentation of micro-batch `micro` (counted over all epochs) at `worker`.
 
-    `micro` can be negative if a worker takes over a share of the data and its epoch is earlier than that of the other workers.
+    `micro` can be negative: a worker that takes over a share of the data may be in an earlier epoch than the other workers.
     """
     return np.random.default_rng(np.random.SeedSequence((seed, _AUGMENT, worker, micro % 2**64)))
 
@@ -47,11 +48,11 @@ class MicroBatchRequest(NamedTuple):
 
 @dataclass(frozen=True)
 class Sampler:
-    """The share of `worker` (0..workers-1) in `length` examples, in steps of `batches_per_step` micro-batches of `batch`
-    examples.
+    """The share of one worker in a data set: the indices of its examples at each step.
 
-    `sample_offset` is added to a step to find its place in an epoch (psnode.records.generations). Raises ConfigurationError if
-    there are fewer examples than all workers take in one step.
+    `worker` (0..workers-1) takes its share of `length` examples, in steps of `batches_per_step` micro-batches of `batch`
+    examples. `sample_offset` is added to a step to find its position in an epoch (psnode.records.generations). Raises
+    ConfigurationError if there are fewer examples than all workers take in one step.
     """
 
     length: int
@@ -78,7 +79,7 @@ class Sampler:
     def dealt(self, rank: int, ranks: Sequence[int], sample_offset: int) -> Sampler:
         """Return the share of `rank` when the examples are dealt among `ranks`, in this order.
 
-        A rank outside `ranks` draws from its own permutations, which does not affect the examples of other ranks.
+        A rank that is not in `ranks` draws from permutations of its own, which do not affect the examples of other ranks.
         """
         if rank in ranks:
             return replace(self, worker=ranks.index(rank), workers=len(ranks), sample_offset=sample_offset)
@@ -86,9 +87,10 @@ class Sampler:
         return replace(self, worker=0, workers=len(ranks), sample_offset=sample_offset, seed=seed)
 
     def finished(self, place: int, workers: int) -> int:
-        """Return the step after which this share continues if it replaces a share among `workers` shares.
+        """Return the step after which a worker continues in this share if it had another share, one of `workers` shares, before.
 
-        `place` is the step, offset included, that the replaced share had reached. The epoch continues with its next whole step.
+        `place` is the step, offset included, that the worker had reached in the earlier share. The epoch continues with the
+        next whole step.
         """
         epoch, within = divmod(place, self.length // (workers * self.batch * self.batches_per_step))
         here = min(-(-within * workers // self.workers), self.steps_per_epoch)

@@ -28,8 +28,10 @@ _MOST_VALUES = 2**22  # maximum number of values for which the patterns are kept
 
 
 def describe(request: Request) -> Description:
-    """Return shape and classes from the options shape=C,H,W (default 3,32,32; x may separate the numbers) and classes (default
-    10)."""
+    """Return the image shape and the number of classes, from the options.
+
+    shape=C,H,W is 3,32,32 by default, and x may separate its numbers. classes is 10 by default.
+    """
     text = request.options.get("shape", "3,32,32")
     if not re.fullmatch(r"[1-9]\d*([x,][1-9]\d*){2}", text):
         raise ConfigurationError(f"data set option shape must be CHANNELS,HEIGHT,WIDTH, such as 3,32,32, not {text!r}")
@@ -51,7 +53,7 @@ def _examples(request: Request) -> int:
 
 
 class Synthetic:
-    """`length` examples of about unit variance; implements ImageData."""
+    """Synthetic images: `length` examples of about unit variance; implements ImageData."""
 
     def __init__(self, image_shape: ImageShape, classes: int, length: int, seed: int, train: bool) -> None:
         import torch

@@ -64,8 +64,10 @@ def _images(request: Request, source: Any) -> Images:
 
 
 def _root(request: Request) -> Path:
-    """Return the directory that torchvision expects, which holds the data set's folder. --data-dir may also name this folder
-    itself."""
+    """Return the directory that holds the data set's folder, as torchvision expects it.
+
+    --data-dir may name this directory, or the data set's folder itself.
+    """
     directory = request.directory()
     wanted = _SETS[request.name][2].format(part="train" if request.train else "test")
     if (directory / wanted).exists():

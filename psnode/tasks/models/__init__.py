@@ -70,10 +70,10 @@ def resolve(name: str) -> str:
 
 
 def check(name: str, image_shape: tuple[int, int, int]) -> None:
-    """Raise ConfigurationError if the network `name` is unknown or cannot take images of that shape.
+    """Raise ConfigurationError if the network `name` is unknown or cannot take images of shape `image_shape`.
 
-    Built-in networks are checked without importing torch. For networks of torchvision and timm only the name is checked here;
-    `build` checks the size.
+    Built-in networks are checked without importing torch. For networks of torchvision and timm only the name is checked
+    here; `build` checks the size.
     """
     name = resolve(name)
     if name.startswith((_TORCHVISION, _TIMM)):

@@ -14,7 +14,7 @@ from torch import nn
 def alexnet(image_shape: tuple[int, int, int], classes: int) -> nn.Module:
     """Return a network from images (batch, *image_shape) float32 to logits (batch, classes).
 
-    Sides must be at least 29; maps of larger images are averaged.
+    The sides of an image must be at least 29. The feature maps of larger images are averaged.
     """
     features = nn.Sequential(
         nn.Conv2d(image_shape[0], 64, 11, stride=4, padding=5),

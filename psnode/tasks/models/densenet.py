@@ -1,8 +1,9 @@
 """DenseNet in its forms for small images.
 
 Huang, Liu, van der Maaten, Weinberger: Densely connected convolutional networks, CVPR 2017. The network has three blocks, in
-which every layer sees all earlier maps. Table 2 states 1.0 million parameters for L=40, k=12; 0.8 million for the BC form
-(bottlenecks, transitions that halve the maps) with L=100, k=12; and 25.6 million for BC with L=190, k=40.
+which every layer gets all earlier feature maps of its block as input. Table 2 states 1.0 million parameters for depth L=40
+and growth k=12; 0.8 million for the BC form (bottlenecks, transitions that halve the maps) with L=100, k=12; and 25.6
+million for BC with L=190, k=40.
 """
 
 from __future__ import annotations

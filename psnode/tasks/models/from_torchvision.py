@@ -46,7 +46,10 @@ def torchvision_network(name: str, image_shape: tuple[int, int, int], classes: i
 
 
 def check_size(name: str, network: nn.Module, image_shape: tuple[int, int, int]) -> None:
-    """Raise ConfigurationError if the network cannot take images of that shape. The message states sizes that it can take."""
+    """Raise ConfigurationError if the network cannot take images of shape `image_shape`.
+
+    The message states sizes that it can take.
+    """
     error = _failure(network, image_shape)
     if error is None:
         return

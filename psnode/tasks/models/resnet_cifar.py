@@ -32,7 +32,10 @@ def resnet_cifar(image_shape: tuple[int, int, int], classes: int, depth: int) ->
 
 
 class ThinResidual(nn.Module):
-    """Residual block relu(x + F(x)), where F is two 3x3 convolutions. It halves the image where the number of maps grows."""
+    """Residual block relu(x + F(x)), where F is two 3x3 convolutions.
+
+    A block that increases the number of maps halves the sides of the image.
+    """
 
     def __init__(self, entering: int, width: int) -> None:
         super().__init__()

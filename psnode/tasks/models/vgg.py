@@ -19,7 +19,7 @@ _CONVOLUTIONS = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 
 def vgg(image_shape: tuple[int, int, int], classes: int, depth: int) -> nn.Module:
     """Return a network from images (batch, *image_shape) float32 to logits (batch, classes).
 
-    Sides must be at least 32; maps of larger images are averaged.
+    The sides of an image must be at least 32. The feature maps of larger images are averaged.
     """
     stages: dict[str, nn.Module] = {}
     entering = image_shape[0]
