@@ -1,1 +1,1 @@
-"""Tasks: models and data, and the computation of losses and metrics for training."""
+"""Tasks: models and data sets, and functions on tensors, devices and optimizers that training needs."""

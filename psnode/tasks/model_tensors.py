@@ -106,7 +106,7 @@ def fit(model: torch.nn.Module, values: Mapping[str, torch.Tensor]) -> None:
 def load(model: torch.nn.Module, values: Mapping[str, torch.Tensor], *, strict: bool = True) -> None:
     """Load `values`, by plain name, as load_state_dict does, after resizing the buffers to fit `values`.
 
-    Raises RuntimeError if the names or shapes do not match.
+    Raises RuntimeError if a shape does not match or, with `strict`, a name.
     """
     fit(model, values)
     model.load_state_dict(tensor_names.to_load(values, model), strict=strict)

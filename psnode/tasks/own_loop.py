@@ -69,8 +69,9 @@ class OwnLoop(Task):
         raise ConfigurationError("the run was trained by a loop of its own, which alone knows its loss")
 
     def size(self, batch: Batch) -> int:
-        """Return the number of examples in `batch`: the loader's batch size if known, else the length of the first tensor,
-        else 1.
+        """Return the number of examples in `batch`.
+
+        This is the loader's batch size if it is known, otherwise the length of the first tensor, otherwise 1.
         """
         return self._examples or length(batch) or 1
 

@@ -164,8 +164,8 @@ class Begin:
 def _end_with_parent() -> None:
     """Wait until the process that uses the batches ends, remove its folder of sockets, and exit.
 
-    The folder remains if this process is killed. torch ends a process only with the process that forked it. That is the
-    server of processes here, not the process that uses the batches.
+    If the process that uses the batches is killed, it does not remove the folder itself. torch ends a process only with the
+    process that forked it, which is the server of processes here, not the process that uses the batches.
     """
     parent = multiprocessing.parent_process()
     if parent is not None:
@@ -176,10 +176,10 @@ def _end_with_parent() -> None:
 
 
 def make_place() -> None:
-    """Make Python create its sockets in a folder whose path is short enough, if possible in the folder that is removed with
-    the job.
+    """Make Python create its sockets in a folder whose path is short enough.
 
-    A killed rank does not remove its own folder, and its processes may be killed before they remove it.
+    If possible, this is a folder that is removed with the job. A killed rank does not remove its own folder, and its
+    processes may be killed before they remove it.
     """
     settings = multiprocessing.current_process()._config  # type: ignore[attr-defined]  # not public, but present in every version
     if settings.get("tempdir"):
