@@ -1,4 +1,4 @@
-"""The books of a run: step records, one for each complete step, and verdicts on checkpoints, which follow from the losses."""
+"""Records of a run: step records, one for each complete step, and verdicts on checkpoints, which follow from the losses."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def diverged(
 
 
 def _told(version: int, losses: dict[int, str], fine: set[int], silent: set[int], sound: bool | None, outlier: str) -> str:
-    """Return one line that names the ranks, the weights and the remedy."""
+    """Return the text of the error: the losses by rank, a word on whether the weights are finite, and a remedy."""
     values = sorted(set(losses.values()))
     found = [f"{value} on {_ranks(rank for rank in losses if losses[rank] == value)}" for value in values]
     found += [f"finite on {_ranks(fine)}"] if fine else []

@@ -60,9 +60,8 @@ class SessionEvaluations:
     def settle(self, until: float) -> None:
         """Begin the checkpoint that an evaluation waits for, and answer the evaluation.
 
-        Do nothing while an earlier one is written.
-
-        `until`: the time by which the worker's part of the checkpoint has to arrive, see BegunCheckpoint.
+        Do nothing while an earlier checkpoint is being written. `until`: the time by which the worker's part of the
+        checkpoint has to arrive, see BegunCheckpoint.
         """
         if (frame := self._waiting) is not None and not self._pending.in_flight:
             self._waiting = None

@@ -193,7 +193,7 @@ class ExampleDealing:
         return former
 
     def renew(self, finished: int, live: Iterable[int]) -> bool:
-        """Divide the examples among `live` if an epoch ends after `finished` steps and the shares belong to other ranks.
+        """Divide the examples among `live` if an epoch ends after `finished` steps and the shares belong to another set of ranks.
 
         Returns True if the examples were divided anew.
         """

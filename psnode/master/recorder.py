@@ -82,7 +82,7 @@ class StepRecorder:
         self._steps_per_epoch, self._epoch_offset = steps, epoch_offset
 
     def epoch(self, step: int) -> float:
-        """Return the number of epochs finished after `step`, with its fraction."""
+        """Return the number of epochs finished after `step`, including the finished fraction of the present epoch."""
         return (step + self._epoch_offset) / self._steps_per_epoch
 
     def up(self, nbytes: int, step: int | None = None) -> None:

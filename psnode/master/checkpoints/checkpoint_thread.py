@@ -54,7 +54,7 @@ class CheckpointThread:
 
     @property
     def busy(self) -> bool:
-        """True if some work is not done or not settled yet."""
+        """True if some queued work is not done, or if `settle` has not yet passed on its result."""
         return bool(self._left)
 
     def settle(self) -> None:

@@ -137,7 +137,7 @@ class PendingCheckpoints:
 
     @property
     def writing(self) -> bool:
-        """True if work of the writing thread is not done or not settled yet, or shards still have time to hand over state."""
+        """True if the writing thread has work whose result is not processed, or if shards still have time to hand over state."""
         now = time.monotonic()
         return self._thread.busy or any(each.handing and now <= each.handed_by for each in self._pending.values())
 
@@ -192,7 +192,9 @@ class PendingCheckpoints:
         return True
 
     def rescue(self) -> int | None:
-        """Save the last complete version when the job ends during the next round, and finish the checkpoints that have begun.
+        """Save the last complete version when the job ends before the next version is complete.
+
+        Finish the checkpoints that have begun.
 
         Workers' parts that have not come are left out. Blocks until everything is written. Returns the version of the newest
         checkpoint that was begun, or None if this checkpoint could not be written.

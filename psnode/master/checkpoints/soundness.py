@@ -19,11 +19,12 @@ _LEAST = 5  # fewest usual losses whose median is used
 
 
 class Soundness:
-    """Compares losses with the median of the last 100 usual losses. Only the master's main thread uses it.
+    """Judges versions by losses, which are compared with the median of the last 100 usual losses.
 
-    A loss is unusual if it is above ten times the median and above a quarter of the run's first loss. Unusual losses do not enter
-    the median, so a wrecked model stays unsound however long it is trained. If the median is not positive, every finite loss is
-    usual. `losses`: the losses of the steps that the run has taken.
+    A loss is unusual if it is above ten times the median and above a quarter of the run's first loss. Unusual losses do not
+    enter the median, so a wrecked model stays unsound however long it is trained. If the median is not positive, every
+    finite loss is usual. `losses`: the losses of the steps that the run has taken. Only the master's main thread uses this
+    object.
     """
 
     def __init__(self, losses: Iterable[float] = ()) -> None:
@@ -82,7 +83,10 @@ class Soundness:
 
 
 class Verdicts:
-    """Writes verdicts in the checkpoint thread, after the checkpoints themselves, and reports each unsound version once."""
+    """Writes verdicts on the soundness of checkpoints into their manifests, and reports each unsound version once.
+
+    The verdicts are written in the checkpoint thread, after the checkpoints themselves.
+    """
 
     def __init__(self, run: RunDirectory, thread: CheckpointThread, events: Events, workers: int) -> None:
         self._run, self._thread, self._events, self._workers = run, thread, events, workers

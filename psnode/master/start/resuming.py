@@ -1,4 +1,4 @@
-"""Events at the start of a run: its learning rate, the state that a resumed run does not continue, and a changed plan."""
+"""Events at the start of a run: an unexpected learning rate, changes that affect a resumed run, and state that it cannot use."""
 
 from __future__ import annotations
 
@@ -31,7 +31,11 @@ _FLAG = "--checkpoint-residuals"
 
 
 def tell_of_the_start(events: Events, run: RunDirectory, workers: range) -> None:
-    """Report an unexpected learning rate, and state that a resumed run does not continue, as events."""
+    """Report, as events, an unexpected learning rate and facts about the checkpoint from which the run is resumed.
+
+    These are an unsound checkpoint, another number of threads or of workers, and memories of workers that are missing or
+    rounded.
+    """
     for note in run.notes:
         events.tell("learning rate", 0, reason=note)
     found = run.resume_point.checkpoint

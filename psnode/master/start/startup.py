@@ -46,7 +46,7 @@ def gather_ready(
     A worker sends READY when it has built its model and data. `patience`: the longest wait for all workers, in seconds.
     `threads`: by rank, the number of threads, for ranks that do not use the configured number. Raises ConfigurationError if
     the workers disagree on the model or the number of examples, StoppedError if a rank was asked to stop, and
-    DeadlineExceededError.
+    DeadlineExceededError if `patience` has passed.
     """
     setup = Setup(run.config.to_dict(), run.scheme.to_dict(), str(run.path), run.mark, max(1, run.config.threads))
     counts = {rank: (threads or {}).get(rank, setup.threads) for rank in workers}
