@@ -40,7 +40,7 @@ def work(
 def _takes_part(
     link: FrameChannel, config: Config, make_task: Callable[[Config], Task], torch_lock: AbstractContextManager[Any]
 ) -> bool:
-    """Take part until the end of the job. Return False after an error on this rank, which has been reported to the master.
+    """Take part in the job until it ends. Return False after an error on this rank, which has been reported to the master.
 
     When this function returns, the worker and its memory have been released.
     """

@@ -1,9 +1,9 @@
-"""Stand-ins for gradients that have already left the worker. They raise an error when they are used.
+"""Stand-ins for gradients that the worker has already sent. They raise an error when they are used.
 
 A loop that clips, scales, measures or replaces gradients between `loss.backward()` and `s.step(loss)` would have no effect,
-since the gradients have left. torch has no hook for the use of `.grad`. Therefore each parameter gets a stand-in gradient
-without memory, on which every operator raises. If the stand-in is still in place when the step is taken, the loop has
-assigned no gradient.
+since the gradients have been sent. torch has no hook for the use of `.grad`. Therefore each parameter gets a stand-in
+gradient without memory, on which every operator raises. If the stand-in is still in place when the step is taken, the loop
+has assigned no gradient.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def another_gradient(name: str) -> ConfigurationError:
 
 
 class Departed(torch.Tensor):
-    """Stand-in for a parameter's gradient that has left. Its shape, dtype and device can be read, but no values."""
+    """Stand-in for a parameter's gradient that has been sent. Its shape, dtype and device can be read, but no values."""
 
     _name: str
     _own: DepartedGradients
@@ -106,7 +106,7 @@ class DepartedGradients:
     def check(self, left: Iterable[str]) -> None:
         """Raise ConfigurationError if the loop has replaced or removed a stand-in.
 
-        `left`: the parameters whose gradients have left.
+        `left`: the parameters whose gradients have been sent.
         """
         for name in left:
             found = self._parameters[name].grad

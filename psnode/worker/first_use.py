@@ -121,7 +121,10 @@ class FirstUse:
 
     @property
     def _modes_are_superfluous(self) -> bool:
-        """True if the modes can be left before the exit, since all weights have arrived and no later mode is active."""
+        """True if the two modes of torch can be left before the exit.
+
+        All weights must have arrived, and no other mode may have been entered since.
+        """
         if self._modes is None or self._arriving.missing or self._thread != threading.get_ident():
             return False
         on_top = _get_current_function_mode(), _get_current_dispatch_mode()  # type: ignore[no-untyped-call]

@@ -94,7 +94,7 @@ class WorkerContext:
         return start
 
     def rehearse(self, start: Start) -> None:
-        """Take the steps of a rehearsal, and restore the model afterwards."""
+        """Take the steps of a rehearsal (a trial run before the first step), and restore the model afterwards."""
         before = model_tensors.ModelSnapshot(self.model)
         quiet = replace(self.config, hash_every=0, log_interval=start.last_step + 1, timeline=False)
         worker = replace(self, config=quiet).worker(start)
@@ -141,7 +141,7 @@ class WorkerContext:
         return ServingRank(self.link, server, max(self.config.deadline or 0.0, self.config.pause_deadline), start, rate)
 
     def first_worker(self) -> Worker:
-        """Take the steps of all rehearsals, and return the worker, ready for its first step."""
+        """Take the steps of all rehearsals (trial runs), and return the worker, ready for its first step."""
         while (start := self.next_start()).rehearsal:
             self.rehearse(start)
         return self.worker(start)

@@ -45,11 +45,10 @@ class _Passed:
 
 
 class WeightsRelay:
-    """Relays frames of weights along `routes` for the worker of `link`, until `close`.
+    """Relays frames of weights along `routes` to other workers, for the worker that owns `link`, until `close`.
 
-    Frames and errors go to the inbox of `link`.
-
-    Frames come from the rank that the route names. If that rank is lost or silent, they come from the root itself.
+    Frames come from the rank that the route names. If that rank is lost or silent, they come from the root itself. Frames
+    and errors are posted to the inbox of `link`.
     """
 
     def __init__(self, link: FrameChannel, routes: Sequence[Route]) -> None:
