@@ -1,4 +1,4 @@
-"""Files from untrusted sources, which are read within bounds and deleted without leaving their directory."""
+"""Files from untrusted sources: they are read up to a limit of size, and deleted without leaving their directory."""
 
 from __future__ import annotations
 

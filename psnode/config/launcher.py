@@ -12,7 +12,7 @@ ASKED = "asked"  # file in the folder: the number of the signal that asked the l
 
 
 def job_folder() -> Path | None:
-    """Return the folder, or None in a process that no launcher on this host has started."""
+    """Return the folder that `psnode launch` has created, or None in a process that no launcher on this host has started."""
     name = os.environ.get(VARIABLE)
     found = Path(name).parent if name else None
     return found if found is not None and found.is_dir() else None
@@ -21,10 +21,9 @@ def job_folder() -> Path | None:
 def asked_signal(name: str) -> str:
     """Return the name of the signal that requested the stop.
 
-    `name`: the signal that has arrived at a rank of this job, on any host.
-
-    If the launcher gets a signal, it sends USR1 to all ranks and notes its own signal in the folder on its host. If `name`
-    is USR1 and this note exists on this host, the noted signal is returned, otherwise `name`.
+    `name`: the signal that has arrived at a rank of this job, on any host. If the launcher gets a signal, it sends USR1 to
+    all ranks and notes its own signal in the folder on its host. If `name` is USR1 and this note exists on this host, the
+    noted signal is returned, otherwise `name`.
     """
     if name == signal.SIGUSR1.name and (folder := job_folder()) is not None:
         with contextlib.suppress(OSError, ValueError):

@@ -63,7 +63,7 @@ class LossCost:
 
     @property
     def is_notable(self) -> bool:
-        """Return True if the cost is above NOTABLE and above twice its standard error."""
+        """True if the cost is above the limit NOTABLE and above twice its standard error."""
         return self.mean > max(NOTABLE[self.by_loss], 2 * (self.error or 0))
 
     def __str__(self) -> str:
@@ -89,7 +89,7 @@ def costs(entries: Iterable[Entry]) -> list[LossCost]:
 
 
 def _at_the_best_rate(group: Sequence[Entry]) -> list[Entry]:
-    """Return the runs of a scheme at the learning rate whose run with the first seed had the least loss."""
+    """Return the runs of a scheme at its best learning rate: the rate with the least loss among the runs with the first seed."""
     first = min((entry["seed"] for entry in group), default=0)
     tried = [entry for entry in group if entry["seed"] == first]
     best = min(tried, key=lambda entry: float(entry["loss"]))["lr"] if tried else None
@@ -110,14 +110,15 @@ def _cost(cell: str, run: str, pairs: Sequence[tuple[Entry, Entry]]) -> LossCost
 
 @cache
 def measured() -> tuple[LossCost, ...]:
-    """Return the costs in the record."""
+    """Return the costs of all schemes in loss_record.json."""
     return tuple(costs(json.loads(_FILE.read_bytes())))
 
 
 def costs_of(coded: Coded, optimizer: str) -> list[LossCost]:
-    """Return the costs of `coded` under optimizers of the same kind as `optimizer`, the highest first.
+    """Return the costs of a coding under optimizers of the same kind as `optimizer`, the highest cost first.
 
-    There are two kinds: Adam with its relatives, and SGD. For any other optimizer the result is empty.
+    `coded`: codec, feedback, downlink and its lead. There are two kinds of optimizers: Adam with its relatives, and SGD. For
+    any other optimizer the result is empty.
     """
     of_adam = optimizer in WITH_BETAS
     if not of_adam and optimizer != "sgd":

@@ -37,7 +37,7 @@ def _groups(root: Path) -> Iterator[Path]:
 
 
 def _below(path: str, mounted: str) -> PurePosixPath:
-    """Return the control group `path` relative to `mounted`, the directory of the hierarchy that is mounted.
+    """Return the control group `path` relative to `mounted`, the directory of the group hierarchy that a mount shows.
 
     If `path` is not below `mounted`, as happens in containers, return the empty path, which stands for `mounted` itself.
     """

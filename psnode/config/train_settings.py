@@ -393,9 +393,9 @@ class Config:
             object.__setattr__(self, "scheme", DEFAULT_SCHEME)
 
     def validate(self, given: Container[str] = ()) -> None:
-        """Check the fields against each other. `given`: names of the fields that the user set, even if to the default.
+        """Check the fields against each other. Raises ConfigurationError if they contradict each other.
 
-        Raises ConfigurationError.
+        `given`: names of the fields that the user set, even if to the default.
         """
         for setting in settings().values():
             needs, is_set = setting.rules.needs, getattr(self, setting.name) != setting.default or setting.name in given
