@@ -54,10 +54,9 @@ def branch(train_dir: Path) -> dict[Path, str | None]:
 def evaluations(train_dir: Path, file: str, found: Mapping[Path, str | None] | None = None) -> Iterator[dict[str, Any]]:
     """Yield the evaluations in `file` that belong to the run's branch.
 
-    Evaluations of later steps or abandoned weights are left out.
-
-    `found` is the branch, if the caller already has it. An evaluation stays valid after retention has deleted its
-    checkpoint. If a record does not name its weights, only its step decides. Raises CheckpointError if the file is damaged.
+    Evaluations of later steps or of abandoned weights are left out. `found` is the branch, if the caller already has it. An
+    evaluation stays valid after retention has deleted its checkpoint. If a record does not name its weights, only its step
+    decides. Raises CheckpointError if the file is damaged.
     """
     found = branch(train_dir) if found is None else found
     models = {checkpoint.step_of(path): model for path, model in found.items()}

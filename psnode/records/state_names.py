@@ -95,9 +95,9 @@ def overlaps(plan: Plan, parts: Iterable[CoordinateRange]) -> list[dict[str, sli
 
 
 def ranges(plan: Plan, parts: Sequence[CoordinateRange]) -> list[str]:
-    """Return a name, RANGE in the module's text, for each group or segment in `parts`; it is valid in other plans too.
+    """Return for each group or segment in `parts` a name that other plans can use too.
 
-    An empty part has the name "".
+    The name is FIRST:OFFSET..LAST:OFFSET, with the names of tensors and the offsets in them. An empty part has the name "".
     """
     where, found = places(plan), []
     for inside in overlaps(plan, parts):

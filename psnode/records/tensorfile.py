@@ -230,7 +230,10 @@ def _portable(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tens
 
 
 def _whole(tensors: dict[str, torch.Tensor], content: bytes) -> dict[str, torch.Tensor]:
-    """Undo `_portable`. Raises ValueError, KeyError or RuntimeError for invalid metadata."""
+    """Undo `_portable`: restore complex tensors and the tensors that have several names.
+
+    Raises ValueError, KeyError or RuntimeError for invalid metadata.
+    """
     import torch
 
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
