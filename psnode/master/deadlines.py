@@ -88,7 +88,7 @@ class RoundTimer:
         self.deadline = now + self._seconds
 
     def extend(self) -> None:
-        """Set the deadline to one full round time from now."""
+        """Postpone the deadline: set it to the present time plus the full time that the round may take."""
         self.deadline = self._clock.now() + self._seconds
 
     @property

@@ -2,7 +2,7 @@
 
 Options
 
-    size      side, or HEIGHTxWIDTH; default: the size of more than half of up to 256 training files, otherwise 224
+    size      side, or HEIGHTxWIDTH; default: the size that more than half of up to 256 training files have, or 224
     augment   none, shift (crop_and_mirror) or area (a random part of 8 to 100 % of the area, mirrored with
               probability 1/2: Szegedy et al., Going deeper with convolutions, CVPR 2015); default: area if the
               shorter side is above 64, otherwise shift
