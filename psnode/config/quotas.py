@@ -47,7 +47,10 @@ def _below(path: str, mounted: str) -> PurePosixPath:
 
 
 def _second(folder: Path) -> float | None:
-    """Return the quota of a group of version 2, whose cpu.max holds "QUOTA PERIOD" or "max PERIOD"; None if there is no quota."""
+    """Return the quota of a control group of version 2; None if there is no quota.
+
+    The group's file cpu.max holds "QUOTA PERIOD" or "max PERIOD".
+    """
     with suppress(OSError, ValueError):
         granted, period = (folder / "cpu.max").read_text().split()
         return _cores(granted, period)
@@ -55,7 +58,7 @@ def _second(folder: Path) -> float | None:
 
 
 def _first(folder: Path) -> float | None:
-    """Return the quota of a group of version 1, in which -1 means no quota; None if there is no quota."""
+    """Return the quota of a control group of version 1, in whose file -1 means no quota; None if there is no quota."""
     with suppress(OSError, ValueError):
         return _cores((folder / "cpu.cfs_quota_us").read_text(), (folder / "cpu.cfs_period_us").read_text())
     return None
