@@ -24,8 +24,9 @@ SINCE = "since"
 def branch(train_dir: Path) -> dict[Path, str | None]:
     """Return the run's checkpoints, oldest first, up to the checkpoint named by `latest` and without abandoned branches.
 
-    Each path maps to the digest of the checkpoint's model file, or to None if the manifest cannot be read. This error is reported
-    when the checkpoint is opened. Checkpoints of earlier versions of psnode, which do not record the start, are included.
+    Each path maps to the digest of the checkpoint's model file, or to None if the manifest cannot be read. An unreadable
+    manifest is reported when the checkpoint is opened. Checkpoints of earlier versions of psnode, which do not record the
+    start, are included.
     """
     try:
         newest = checkpoint.latest(train_dir)

@@ -209,7 +209,7 @@ class Checkpoint:
         return content
 
     def _checked(self, name: str, digest_of: Callable[[IO[bytes]], str]) -> None:
-        """Compare the size and then the digest of file `name` with the manifest. Raises CheckpointError."""
+        """Compare the size and then the digest of file `name` with the manifest. Raises CheckpointError if they differ."""
         entry = self.facts["files"].get(name)
         try:
             if any((self.path / parent).is_symlink() for parent in PurePosixPath(name).parents):

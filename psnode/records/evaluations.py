@@ -34,7 +34,7 @@ class Evaluation:
     model: str | None = None  # xxh3_128 of the checkpoint's model file
 
     def __str__(self) -> str:
-        """Return a line: step, loss, accuracies in per cent, other metrics, and the effort if it is known."""
+        """Return a line: step, loss, accuracies in per cent, other metrics, and the number of examples and seconds if known."""
         accuracy = "".join(
             f"  {name} {100 * value:.2f} %" for name, value in (("top1", self.top1), ("top5", self.top5)) if value is not None
         )
@@ -67,7 +67,7 @@ def score(record: Mapping[str, Any]) -> tuple[float, float] | None:
 
 
 class Best:
-    """The best score among the evaluations of the run in `train_dir`, including recorded evaluations."""
+    """The best score among the evaluations of the run in `train_dir`, which include those recorded before this start."""
 
     def __init__(self, train_dir: Path) -> None:
         found = (score(record) for record in read_records(train_dir / EVALUATIONS))

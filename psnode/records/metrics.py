@@ -120,8 +120,8 @@ def _memory(line_of: str) -> int | None:
 def compression_ratio(coordinates: int, worker_steps: int, total_bytes: int) -> float | None:
     """Return the ratio of uncompressed bytes to the bytes sent, `total_bytes`; None if no bytes were sent.
 
-    `worker_steps`: the sum of each step's number of workers. Without compression, each worker would send 8 bytes per
-    coordinate in a step: a float32 gradient up, and a float32 weight down.
+    `worker_steps`: the sum of each step's number of workers. Without compression, a step of one worker would take 8 bytes
+    per coordinate: a float32 gradient up, and a float32 weight down.
     """
     return 8 * coordinates * worker_steps / total_bytes if total_bytes else None
 
