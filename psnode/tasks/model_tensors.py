@@ -208,7 +208,7 @@ def check(model: torch.nn.Module, statistics: Mapping[str, str]) -> dict[str, st
 
 
 def bits(value: torch.Tensor) -> memoryview:
-    """Return the bytes of a dense tensor of any dtype, in row-major order."""
+    """Return the bytes of a dense tensor of any dtype, in row-major order, as a memoryview."""
     return memory_of(_bytes(value.detach().cpu())).data
 
 

@@ -106,7 +106,10 @@ class OwnLoop(Task):
 
 
 def length(batch: Batch) -> int | None:
-    """Return the length of the first tensor with dimensions in `batch`, including those inside tuples, lists and mappings."""
+    """Return the length of the first tensor in `batch` that has dimensions; None if there is no such tensor.
+
+    Tensors inside tuples, lists and mappings count too.
+    """
     import torch
 
     if isinstance(batch, torch.Tensor):

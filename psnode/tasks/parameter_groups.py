@@ -104,7 +104,7 @@ def refuse_other_groups(now: Iterable[ParameterGroup], before: Sequence[Mapping[
 
 
 def _by_name(groups: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the settings of each parameter by name, without settings that change nothing."""
+    """Return the settings of each parameter by name. Parameters without a setting of their own are left out."""
     found: dict[str, dict[str, Any]] = {}
     for group in groups:
         own = {key: value for key, value in group.items() if key != "params" and (key, value) != ("lr_factor", 1.0)}

@@ -98,7 +98,7 @@ def matched(found: Mapping[str, T], own: Collection[str]) -> dict[str, T]:
 
 
 def _without(names: Collection[str], others: Collection[str]) -> dict[str, str]:
-    """Return each name with its form without wrappers.
+    """Return a dict from each name to its form without wrappers.
 
     `module.` counts as a wrapper if all of `names` begin with it and not all of `others` do.
     """

@@ -59,8 +59,9 @@ def originals() -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
 def resize(images: npt.NDArray[np.float64]) -> Pixels:
     """Resize images (N, 8, 8) with values 0..16 to (N, 1, 28, 28) with values 0..255. The outer edges of the images are aligned.
 
-    A pixel is the sum of its four neighbours, row by row, each multiplied by the weight of its row and then of its column. Some
-    sums lie halfway between two integers, and the order of the operations determines how they are rounded.
+    A pixel of the result is the weighted sum of four pixels of the image. They are added row by row, and each is multiplied
+    first by the weight of its row and then by the weight of its column. Some sums lie halfway between two integers, and the
+    order of the operations determines how they are rounded.
     """
     side = images.shape[1]
     centres = np.clip((np.arange(_SIDE) + 0.5) * side / _SIDE - 0.5, 0, side - 1)

@@ -58,7 +58,7 @@ def data_of(
     lock: AbstractContextManager[Any] | None = None,
     method: str = "train_data",
 ) -> Data:
-    """Return `given` as the data of a run with `workers` workers. Raises ConfigurationError if that is impossible.
+    """Return `given` as the data of a run with `workers` workers. Raises ConfigurationError if it cannot be used as data.
 
     `steps` is Task.steps_per_epoch. `lock` is held while this process makes examples, because making them seeds the random
     generators of the process.

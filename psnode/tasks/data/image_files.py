@@ -77,7 +77,10 @@ class Files:
 
     @cached_property
     def _decoded(self) -> tuple[Pixels, npt.NDArray[np.bool_]]:
-        """Return an array for all images, and a mask of the decoded ones. Pages of images not yet decoded take no memory."""
+        """Return an array with room for all images, and a mask of the images that are already decoded.
+
+        Pages of images that are not yet decoded take no memory.
+        """
         return np.empty((len(self), *self.image_shape), np.uint8), np.zeros(len(self), bool)
 
     def _decode_once(self, indices: npt.NDArray[np.int64]) -> Pixels:

@@ -130,7 +130,10 @@ def _size_option(request: Request) -> tuple[int, int] | None:
 
 
 def _common_size(request: Request, root: Path, classes: tuple[str, ...]) -> tuple[int, int]:
-    """Return the (height, width) of more than half of up to 16 files in each of up to 16 classes, otherwise (224, 224)."""
+    """Return the (height, width) that more than half of some sampled files have, or (224, 224) if there is no such size.
+
+    The sample is up to 16 files in each of up to 16 classes.
+    """
     chosen = [path for name in _spread(classes) for path in _spread(_images(root / name))]
     if not chosen:
         raise request.missing(f"{root} holds no image files", _REMEDY)

@@ -64,8 +64,8 @@ class Normalise:
 def crop_and_mirror(pixels: Pixels, rng: np.random.Generator, margin: int = 4) -> Pixels:
     """Shift every image by up to `margin` pixels in each direction, filling with black, and mirror it with probability 1/2.
 
-    Lee et al.: Deeply-supervised nets, AISTATS 2015; He et al. 2016 use this on CIFAR. The random numbers are rng.integers(2
-    * margin + 1, size=(2, B)) for the rows and columns, then rng.integers(2, size=B) for the mirroring.
+    Lee et al.: Deeply-supervised nets, AISTATS 2015; He et al. 2016 use this on CIFAR. Rows and columns are drawn by
+    rng.integers(2 * margin + 1, size=(2, B)), then the mirroring by rng.integers(2, size=B).
     """
     count, channels, height, width = pixels.shape
     padded = np.zeros((count, channels, height + 2 * margin, width + 2 * margin), np.uint8)

@@ -30,7 +30,7 @@ _MOST_VALUES = 2**22  # maximum number of values for which the patterns are kept
 def describe(request: Request) -> Description:
     """Return the image shape and the number of classes, from the options.
 
-    shape=C,H,W is 3,32,32 by default, and x may separate its numbers. classes is 10 by default.
+    The option shape=C,H,W is 3,32,32 by default; x may also separate its numbers. The option classes is 10 by default.
     """
     text = request.options.get("shape", "3,32,32")
     if not re.fullmatch(r"[1-9]\d*([x,][1-9]\d*){2}", text):
