@@ -29,8 +29,8 @@ _NAMED = 4  # ranks that an error message names
 def require_one_version(greetings: Mapping[int, bytes], *, unlike: bool = False) -> None:
     """Refuse ranks whose psnode has another version or source than rank 0. `greetings`: the HELLO of every rank.
 
-    Raises ConfigurationError that names the ranks, their hosts and versions; if `unlike`, only warns of these ranks. Raises
-    WireError for a malformed greeting.
+    Raises ConfigurationError that names the ranks, their hosts and versions. If `unlike` is True, a warning is logged
+    instead. Raises WireError for a malformed greeting.
     """
     ranks = {rank: Hello.of_any_version(text, rank) for rank, text in greetings.items()}
     own = ranks[0].version, ranks[0].source

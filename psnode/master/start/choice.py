@@ -56,10 +56,10 @@ class Choice:
 
 
 def candidates(config: Config, scheme: Scheme) -> list[Candidate]:
-    """Return the run's own scheme, and bf16 and dense if they lose less and can replace it.
+    """Return the run's own scheme, and as possible replacements bf16 and dense, if they lose less accuracy.
 
-    A replacement has the run's learning rate, momentum and other settings. It is left out if the scheme's own rate or momentum
-    differs, or if a setting of the run is invalid with the scheme.
+    A replacement has the run's learning rate, momentum and other settings. It is left out if its own default rate or
+    momentum is not that of the run's scheme, or if a setting of the run is invalid with it.
     """
     own = coding_name(scheme.name, scheme.codec, replaced=bool(config.codec))
     found = [Candidate(own, config, scheme)]
