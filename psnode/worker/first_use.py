@@ -181,8 +181,9 @@ class _MemoryMode(TorchFunctionMode):
 def _called_plainly() -> bool:
     """Return True if no active call in this thread suspends torch's modes or restores them when it returns.
 
-    Such calls are mode handlers, backward passes, torch.func, and inference_mode. Since inference_mode(False) cannot be detected
-    directly, only calls in torch.nn, and in code outside torch that does not name inference_mode, count as harmless.
+    Such calls are mode handlers, backward passes, torch.func, and inference_mode. inference_mode(False) cannot be detected
+    directly. Therefore only two kinds of calls count as harmless: calls in torch.nn, and calls in code outside torch that
+    does not name inference_mode.
     """
     if torch.is_inference_mode_enabled():
         return False

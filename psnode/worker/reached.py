@@ -59,7 +59,10 @@ def parameters_of(losses: Sequence[torch.Tensor]) -> Iterator[nn.Parameter]:
 
 
 def name_of(parameter: nn.Parameter, places: Iterable[Mapping[str, Any]]) -> str:
-    """Return the name of `parameter` in `places` (variables or attributes, modules and containers included); "" if unknown."""
+    """Return the name of `parameter` in `places`; "" if it is not found.
+
+    A place is a mapping of variables or attributes. Modules and containers in a place are searched too.
+    """
     for place in places:
         for name, value in list(place.items()):
             if not name.startswith("__") and (found := _inside(name, value, parameter, depth=2)):
