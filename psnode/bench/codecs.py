@@ -1,4 +1,4 @@
-"""`psnode bench codecs`: speed, bits, error and memory of every codec on one core, with the limits of memory and theory.
+"""`psnode bench codecs`: speed, bits, error and memory of every codec on one core, with limits set by memory and by theory.
 
 For every setting and input, the result contains:
 
@@ -7,7 +7,8 @@ For every setting and input, the result contains:
   consists of the tensors of a segment;
 - the payload's bits per coordinate, header included;
 - the relative squared error ||x - decode||^2 / ||x||^2;
-- the bits above two limits: the fewest bits with which a codec can have this error on every input, and R(D) of this input;
+- the bits above two limits: the fewest bits with which a codec can have this error on every input, and the rate-distortion
+  function R(D) of this input;
 - the peak of allocated memory, as a share of the input.
 
 In training a codec finds gradients in memory, not in a cache. So the codecs and the measurement of r rotate through copies of the
@@ -87,11 +88,12 @@ def run(
     copies: int,
     tell: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """Measure the codecs `specs` on all inputs.
+    """Measure the codecs `specs` on all inputs. Return hardware, date, and for each input its rows.
 
     `size`: number of values in each random input. `gradient`: a file of `psnode bench record`, used as a further input.
     `seconds`: time spent on each figure. `copies`: total bytes of the input's copies, and likewise of the arrays written to.
-    `tell`: called with a line about the next measurement. A setting that fails has the reason as `failed`, instead of figures.
+    `tell`: called with a line before each measurement. If the measurement of a setting fails, its row has the reason as
+    `failed`.
     """
     codecs = [(spec, get_codec(spec)) for spec in settings(specs)]
     sources = [inputs.gaussian(size), inputs.student(size), *([inputs.recorded(gradient)] if gradient else [])]
@@ -180,9 +182,9 @@ class MeasuredCalls:
 
 
 def tensors(gradient: Floats, codec: Codec) -> Parts:
-    """Split a segment's gradient into parts as in training: 3x3x64x64 weights, scales and offsets of convolutions.
+    """Split a segment's gradient into parts as in training: the sizes of 3x3x64x64 weights, 64 scales and 64 offsets in turn.
 
-    For a codec whose segments are single tensors, return one part.
+    Return a single part for a codec whose segments are always single tensors.
     """
     flat = gradient.reshape(-1)
     if codec.traits.one_scale or codec.shaped:
@@ -203,7 +205,10 @@ def _speed(codec: Codec, memory: Memory, size: int, seconds: float) -> dict[str,
 
 
 def _allocated(codec: Codec, memory: Memory, size: int) -> dict[str, float]:
-    """Return the peak bytes that Python and NumPy allocate in addition to the caller's buffers, as shares of the input."""
+    """Return the peak bytes that Python and NumPy allocate in a call besides the caller's buffers, as a share of the input.
+
+    The result has an entry for each of encode, decode and decode_add.
+    """
     actions = MeasuredCalls(codec, memory)
     actions.encode()
     shares = {}

@@ -1,8 +1,8 @@
 """Codecs of other programs on a CUDA device: GRACE's compressors for torch, reimplemented operation by operation.
 
 GRACE: Xu et al., "GRACE: A Compressed Communication Framework for Distributed Machine Learning", ICDCS 2021. Its payloads are
-tensors: signs, trits and levels take one byte each, and indices take eight. An additional codec packs signs with CuPy, eight to a
-byte.
+tensors: signs, trits and levels take one byte each, and indices take eight. One more codec, which is not GRACE's, packs eight
+signs into a byte with CuPy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ RATIO = 0.005  # ratio of topk
 
 
 class Peer(NamedTuple):
-    """A codec of another program: `encode` takes a flat float32 tensor; `decode` takes the payload and the number of values."""
+    """A codec of another program.
+
+    `encode` takes a flat float32 tensor. `decode` takes the payload and the number of values.
+    """
 
     name: str
     encode: Callable[[torch.Tensor], Parts]

@@ -12,7 +12,10 @@ _USUAL_CACHE = 32 << 20
 
 
 def hardware() -> dict[str, str | int]:
-    """Return `date` (UTC), `cpu`, its `vectors`, usable `cores`, `cache` (bytes, last level), `system` and `python`."""
+    """Return the facts of this machine by name.
+
+    These are `date` (UTC), `cpu`, its `vectors`, usable `cores`, `cache` (bytes of the last level), `system` and `python`.
+    """
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "cpu": _cpu(),
@@ -25,7 +28,7 @@ def hardware() -> dict[str, str | int]:
 
 
 def _cpu() -> str:
-    """Return the processor's name, with family and model numbers if known: different processors may share a name."""
+    """Return the processor's name, with family and model numbers if known, since different processors may share a name."""
     told = _told()
     name = told.get("model name") or platform.processor() or platform.machine()
     return f"{name} (family {told['cpu family']}, model {told['model']})" if {"cpu family", "model"} <= told.keys() else name

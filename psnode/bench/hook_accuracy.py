@@ -28,9 +28,10 @@ HOOKS = ("fp32", "fp16", "powersgd:rank=2", "psnode:topk:ratio=0.005+fp16")
 
 
 def run(ground: SharedSettings, hooks: Sequence[str], seeds: Sequence[int], seconds: float = 3600.0) -> dict[str, Any]:
-    """Return the test accuracy by hook and seed: `top1`, `mean`, and `behind`, percentage points below the first hook's mean.
+    """Return a row for each hook: `top1`, the test accuracy for each seed; `mean`, their mean; and `behind`.
 
-    Raises ConfigurationError for an unknown hook, and TransportError if a process fails.
+    `behind` is the distance of the mean from the first hook's mean, in percentage points. Raises ConfigurationError for an
+    unknown hook, and TransportError if a process fails.
     """
     for hook in hooks:
         Communication.parse(hook)

@@ -41,7 +41,7 @@ class Size(NamedTuple):
 
 
 def raw_seconds(module: Any, rank: int, buffers: list[Bytes]) -> list[float]:
-    """Return the seconds of each transfer of `buffers` by plain nonblocking MPI calls. The MPI threads of both ranks run this."""
+    """Return the seconds of each transfer of `buffers` by plain nonblocking MPI calls. Runs in the MPI threads of both ranks."""
     world = module.COMM_WORLD.Dup()
     seconds = []
     for _ in range(_REPEATS):
@@ -55,7 +55,10 @@ def raw_seconds(module: Any, rank: int, buffers: list[Bytes]) -> list[float]:
 
 
 def measure(transport: mpi.MpiTransport, size: Size) -> dict[str, list[float]]:
-    """Run rank 0; return the seconds of each repetition of raw transfer, ingest, checksum, accumulation and round trips."""
+    """Run rank 0, and return the seconds of each repetition, by the name of the measurement.
+
+    The measurements are raw transfer, ingest, checksum, accumulation, and round trips begun immediately or after a pause.
+    """
     found: dict[str, list[float]] = {name: [] for name in ("raw", "ingest", "checksum", "accumulate", "ping", "ping_idle")}
     buffers = [np.ones(size.group_bytes, np.uint8) for _ in range(size.groups)]
     sums = [np.zeros(size.group_bytes // 4, np.float32) for _ in range(size.groups)]
@@ -90,7 +93,7 @@ def serve(transport: mpi.MpiTransport, size: Size) -> None:
 
 
 def _ingest(transport: mpi.MpiTransport, sums: list[Floats]) -> float:
-    """Return the seconds from the worker's first send until the last group is checked and added."""
+    """Return the seconds from the worker's first send until rank 0 has checked and added the last group."""
     transport.send(1, _GO_TAG, [b"go"])
     began = float(transport.wait(_TIME_TAG, SECONDS).data.view(np.float64)[0])
     for _ in sums:
@@ -118,7 +121,7 @@ def _timed(action: Any) -> float:
 
 
 def idle_share(seconds: float) -> float:
-    """Return processor time over wall-clock time of this process while no rank sends."""
+    """Return the share of a core that this process uses while no rank sends: processor time over wall-clock time."""
     time.sleep(0.5)
     cpu, wall = time.process_time(), time.perf_counter()
     time.sleep(seconds)

@@ -1,11 +1,13 @@
 """`psnode bench transport`: rate at which the master ingests dense gradients, against MPI's bandwidth in the same run.
 
-One worker sends `groups` groups of float32; the master receives them, checks their CRC32C and adds them up. If a master did these
-three tasks one after another, each at the rate measured for it separately, it would reach the floor
+One worker sends `groups` groups of float32; the master receives them, checks their CRC32C and adds them up. The floor is the
+rate of a master that does these three tasks one after another, each at the rate measured for it separately (raw, checksum,
+accumulate):
 
     floor = 1 / (1/raw + 1/checksum + 1/accumulate)    bytes/s
 
-On hosts with enough cores, overlap makes the master faster than the floor. On a host with two cores, TCP already occupies both.
+On hosts with enough cores the tasks overlap, and the master is faster than the floor. On a host with two cores, TCP alone
+occupies both cores.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ def run(
     idle_seconds: float = 3.0,
     links: Sequence[str] = tuple(LINKS),
 ) -> dict[str, Any]:
-    """Measure on this host, in one mpirun job for each of `links` (keys of LINKS). See `summarise` for the result.
+    """Measure on this host, in one mpirun job for each of `links` (keys of LINKS). For the result see `summarise`.
 
     Raises TransportError if a job fails, and ConfigurationError if `group_bytes` is not a positive multiple of 4.
     """
@@ -65,11 +67,11 @@ def _run_link(btl: str, arguments: Sequence[float]) -> dict[str, Any]:
 
 
 def summarise(seconds: dict[str, list[float]], idle_share: float, nbytes: int) -> dict[str, Any]:
-    """Return rates in bytes/s, from the seconds of every repetition.
+    """Return rates in bytes/s and other figures, from the seconds of every repetition.
 
-    The result has: `median` and the quartiles `low` and `high` of raw, ingest, checksum and accumulate; the floor; the median of
-    ingest relative to that of raw and to the floor; the seconds of a small round trip, begun immediately or 5 ms after the
-    previous round trip; and the share of a core that an idle process uses.
+    The result has: `median` and the quartiles `low` and `high` of raw, ingest, checksum and accumulate; the floor; the median
+    of ingest relative to the median of raw and to the floor; the seconds of a small round trip, begun immediately or 5 ms after
+    the previous round trip; and the share of a core that an idle process uses.
     """
     rates = {name: _spread([nbytes / each for each in seconds[name]]) for name in ("raw", "ingest", "checksum", "accumulate")}
     floor = 1 / sum(1 / rates[name]["median"] for name in ("raw", "checksum", "accumulate"))
@@ -85,7 +87,7 @@ def summarise(seconds: dict[str, list[float]], idle_share: float, nbytes: int) -
 
 
 def targets(result: dict[str, Any]) -> dict[str, bool]:
-    """Return by name of the target if the measured links reach it."""
+    """Return for each target, by its name, True if the measured links reach it."""
     links = result["links"]
     found = {}
     if "tcp" in links:

@@ -16,9 +16,10 @@ _SEED = 1
 
 
 class Input(NamedTuple):
-    """An input: `flat` for codecs of flat vectors, and `tensors` for codecs that need shapes and encode one tensor at a time.
+    """Values on which codecs are measured, as one vector and as tensors.
 
-    `flat` begins with the values of the tensors, one tensor after the other.
+    `flat`: for codecs of flat vectors. `tensors`: for codecs that need shapes and encode one tensor at a time. `flat` begins
+    with the values of the tensors, one tensor after the other.
     """
 
     name: str
@@ -26,11 +27,11 @@ class Input(NamedTuple):
     tensors: list[Floats]
 
     def parts(self, codec: Codec) -> list[Floats]:
-        """Return the arrays on which `codec` is measured, each for one call of encode."""
+        """Return the arrays that measure `codec`, each the input of one call of encode."""
         return self.tensors if codec.shaped else [self.flat]
 
     def parts_of(self, flat: Floats, codec: Codec) -> list[Floats]:
-        """Return views of `flat`, an array of the size of this input, with the shapes of `parts`."""
+        """Return views of `flat`, an array as large as this input, with the shapes that `parts` has for `codec`."""
         if not codec.shaped:
             return [flat]
         ends = np.cumsum([tensor.size for tensor in self.tensors])
@@ -57,7 +58,10 @@ def _matrix(flat: Floats) -> Floats:
 
 
 def recorded(path: Path) -> Input:
-    """Return the tensors with at least two dimensions in a file of `psnode bench record`. Raises ConfigurationError."""
+    """Return the input that a file of `psnode bench record` holds: its tensors with at least two dimensions.
+
+    Raises ConfigurationError for a file without such tensors, or with values that are not finite or all zero.
+    """
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 

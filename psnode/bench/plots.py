@@ -1,4 +1,4 @@
-"""Rate-distortion plot of `psnode bench codecs`: settings as points, bounds as lines, names along the Pareto front."""
+"""Rate-distortion plot of `psnode bench codecs`: settings as points, bounds as lines, and names along the Pareto front."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def figure_of(result: Mapping[str, Any]) -> Figure:
 
 
 def front(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the Pareto front by ascending bits: the settings that no other one beats in both bits and error."""
+    """Return the Pareto front, by ascending bits: the settings for which no other setting has both fewer bits and less error."""
     found: list[Mapping[str, Any]] = []
     for row in sorted(filter(_inside, rows), key=lambda row: (row["bits"], row["shrunk"])):
         if not found or row["shrunk"] < found[-1]["shrunk"]:
@@ -98,7 +98,7 @@ def _panel(panel: Axes, name: str, source: Mapping[str, Any], styles: Mapping[st
 
 
 def _name_front(panel: Axes, rows: Sequence[Mapping[str, Any]]) -> list[Annotation]:
-    """Write each name of the front at the nearest place that overlaps no other name or point, if there is such a place."""
+    """Write the name of each setting of the front at the nearest place that overlaps no other name or point, if one exists."""
     inside = panel.get_window_extent()
     points = panel.transData.transform([(row["bits"], row["shrunk"]) for row in rows])
     taken: list[Bbox] = []

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def gradients(config: Config, steps: int, count: int = 1) -> list[dict[str, np.ndarray]]:
     """Train for `steps` steps of SGD (momentum 0.9) in one process; return the gradients of the last `count` batches.
 
-    The last gradient is that of one more batch after all steps, which does not change the weights. A gradient consists of a
-    float32 array for each parameter, in the order of model.named_parameters. For a parameter without a gradient the array is
+    The last gradient is that of one more batch after all steps; this batch does not change the weights. A gradient consists of
+    a float32 array for each parameter, in the order of model.named_parameters. For a parameter without a gradient the array is
     zero. Weights, batches and augmentation depend only on config.seed. Raises ConfigurationError and DivergedError.
     """
     import torch
@@ -54,7 +54,7 @@ def _copied(model: nn.Module) -> dict[str, np.ndarray]:
 
 
 def record(config: Config, steps: int, output: Path) -> dict[str, np.ndarray]:
-    """Save the gradient of the batch after `steps` steps (see `gradients`), and return it.
+    """Save and return the gradient of the batch that follows `steps` training steps (see `gradients`).
 
     `output`: a safetensors file, with a float32 tensor for each parameter. Raises ConfigurationError and DivergedError.
     """

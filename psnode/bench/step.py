@@ -1,10 +1,10 @@
 """`psnode bench step`: the duration of a training step on one host under several schemes, relative to the passes alone.
 
-One process runs everything in turn, a few steps of each kind in every round. It runs the forward and backward passes alone
-(`none`), and the full step of a worker under each scheme: from decoding and adding the change of the weights to the gradient's
-payload on the host. A master in the same process decodes, updates and codes changes between the steps; this is not timed. Since
-there is no network, the difference between a scheme and `none` is the cost of coding on the worker. With a device, one further
-step counts the bytes that are copied between device and host.
+One process runs everything in turn, a few steps of each kind in every round. The kind `none` is the forward and backward passes
+alone. The kind of a scheme is a worker's full step under this scheme: it decodes and adds the change of the weights, runs the
+passes, and ends with the gradient's payload on the host. A master in the same process decodes, updates and codes changes
+between the steps; this is not timed. There is no network, so the difference between a scheme and `none` is the cost of coding
+on the worker. With a device, one further step counts the bytes that are copied between device and host.
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ def run(
 ) -> dict[str, Any]:
     """Measure `none` and `schemes` in `rounds` rounds of `steps` steps each, after `warmup` untimed steps of each.
 
-    A row has `ms`, the median step time; `rounds`, the median of each round; `ratio`, the median over the rounds of the round's
-    median over that of `none`; `sent` and `received`, the bytes of a step's frames; `down` and `up`, bytes copied from device to
-    host and from host to device, None if the driver does not report them; `gradients` and `changes`, the places where gradients
-    are coded and changes of weights decoded; `on_host`, the reasons for coding on the host. Raises ConfigurationError for a
-    scheme that train refuses.
+    The result has a row for each of them. `ms`: the median step time. `rounds`: the median of each round. `ratio`: in each
+    round the median divided by that of `none`; the median of these quotients. `sent`, `received`: bytes of a step's frames.
+    `down`, `up`: bytes copied from device to host and from host to device; None if the driver does not report them.
+    `gradients`, `changes`: the places where gradients are coded and where changes of weights are decoded. `on_host`: the
+    reasons for coding on the host. Raises ConfigurationError for a scheme that train refuses.
     """
     import torch
 
@@ -122,7 +122,7 @@ def _rig(ground: TimedModel, settings: dict[str, Any] | None) -> Alone | Exchang
 
 
 def _take(rig: Alone | Exchanging, steps: int) -> list[float]:
-    """Return the seconds of each of `steps` steps."""
+    """Take `steps` steps, and return the seconds of each."""
     found = []
     for _ in range(steps):
         found.append(rig.step())
@@ -137,7 +137,7 @@ def _ms(seconds: Sequence[float]) -> float:
 def _row(
     name: str, rig: Alone | Exchanging, taken: Sequence[Sequence[float]], alone: Sequence[Sequence[float]], device: torch.device
 ) -> dict[str, Any]:
-    """Return the figures of a row. One more step is taken to count the bytes that are copied between device and host."""
+    """Return the figures of a row. This takes one more step, to count the bytes that are copied between device and host."""
     found = crossed(rig.step, device)
     rig.between()
     return {

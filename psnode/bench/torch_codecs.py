@@ -1,4 +1,4 @@
-"""Codecs written with PyTorch's operators: the speeds to beat, measured in the same run on one thread."""
+"""Codecs written with PyTorch's operators. Their speeds, measured in the same run on one thread, are those to beat."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ OPERATORS: dict[str, Callable[[torch.Tensor], object]] = {
 
 
 def measure(spec: str, copies: Rotation, seconds: float) -> dict[str, float] | None:
-    """Measure in GB/s how fast PyTorch's operators do the work of the codec `spec` on `copies`, taken in turn.
+    """Return the GB/s at which PyTorch's operators do the work of the codec `spec` on `copies`, taken in turn.
 
-    Return None if torch is missing, or if OPERATORS does not contain the codec.
+    None if torch is missing, or if OPERATORS does not contain the codec.
     """
     if spec not in OPERATORS or find_spec("torch") is None:
         return None

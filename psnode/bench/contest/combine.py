@@ -1,7 +1,7 @@
 """Combination of results of `psnode bench peers` that were measured in several pieces, each of one or several rounds.
 
-Ratios compare only measurements of the same piece. If a piece lacks a contender, the contender is missing in the rounds of this
-piece.
+A ratio compares only contenders of the same piece. A contender that a piece did not measure counts as failed in the rounds of
+this piece.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _APART = frozenset({"seed", "steps"})  # settings that may differ between combin
 
 
 def tables(trials: Trials, failed: Mapping[str, Mapping[str, str]], target: float | None) -> dict[str, Any]:
-    """Return the part of a result that is derived from the measurements: rows by rate, and the trials themselves."""
+    """Return the derived part of a result by rate: the rows of the tables, the failures, and the trials themselves."""
     rows = {rate: [row(label, rounds, target) for label, rounds in here.items() if any(rounds)] for rate, here in trials.items()}
     with_ratios(rows)
     return {
@@ -40,7 +40,7 @@ def tables(trials: Trials, failed: Mapping[str, Mapping[str, str]], target: floa
 
 
 def combine(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Combine pieces with equal settings (`ground`) into one result. Results are in the order of their first pieces."""
+    """Combine all results with equal settings (`ground`) into one result. Return these in the order of their first pieces."""
     grounds: dict[str, list[Mapping[str, Any]]] = {}
     for result in results:
         ground = {key: value for key, value in result["ground"].items() if key not in _APART}
@@ -69,7 +69,7 @@ def _together(pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _measured(piece: Mapping[str, Any], rate: str) -> dict[Label, list[ContenderRun | None]]:
-    """Return the rounds of every contender in a piece; empty if the piece lacks the rate."""
+    """Return the rounds of every contender that a piece measured at `rate`; empty if the piece lacks this rate."""
     trials = piece["rates"].get(rate, {"trials": ()})["trials"]
     return {Label(each["name"], each["kind"]): [trial and _trial(trial) for trial in each["rounds"]] for each in trials}
 

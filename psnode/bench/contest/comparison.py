@@ -49,16 +49,16 @@ def run(
     keep: Path | None = None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """Measure all contenders.
+    """Measure all contenders, and return hardware, settings and the tables by rate.
 
-    Round r trains with seed + r. For the rows of the result see `row` in psnode.bench.contest.standings.
+    Round r trains with seed + r. For the rows of the tables see `row` in psnode.bench.contest.standings.
 
     Args:
-        schemes: each is a scheme, followed by flags of train. ddp: kinds of `ddp_process`. rates: rates of the links, which are
-            not shaped without them.
+        schemes: texts that consist of a scheme, followed by flags of train. ddp: kinds of communication of `ddp_process`.
+        rates: rates of the links; "none" leaves the links unshaped.
         warmup: untimed steps before the timed ones; the last step is not timed either.
         target: test accuracy to reach, a fraction. alone: also measure each scheme's exchange without training.
-        keep: directory in which the files of the runs are kept. tell: called with a line for each trial.
+        keep: directory in which the files of the runs are kept. tell: called with a line after each trial.
 
     A contender that fails is listed with the reason. Raises ConfigurationError for a contender that cannot be measured here.
     """

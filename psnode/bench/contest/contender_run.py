@@ -19,7 +19,7 @@ from psnode.records.metrics import METRICS, read_records
 
 
 class Point(NamedTuple):
-    """State after `step` steps: seconds of training without checkpoints, bytes sent by all hosts, test accuracy."""
+    """State after `step` steps: seconds of training without checkpoints, bytes sent by all hosts, and the test accuracy."""
 
     step: int
     seconds: float
@@ -34,7 +34,7 @@ class ContenderRun:
     steps             seconds of each measured step, the mean over the workers
     sent, received    bytes of a worker, the mean over the workers
     sent_by_all       bytes of all hosts together
-    booked            bytes by psnode's own counts / payload bytes of the interfaces, nearly 1; None for other contenders
+    booked            psnode's own count of bytes / payload bytes that the interfaces counted, nearly 1; None without psnode
     goodput           Mbit/s of the links before the run
     curve             test accuracy at the checkpoints; empty if not evaluated
     """
@@ -81,16 +81,19 @@ def run_trial(
 
 
 def step_durations(marks: Sequence[Sequence[Mark]]) -> list[float]:
-    """Return the mean seconds over the workers of every step. The last step is left out, since its end has no mark."""
+    """Return the duration of every step in seconds, a mean over the workers.
+
+    The last step is left out, since no mark shows its end.
+    """
     each = ([after.seconds - before.seconds for before, after in pairwise(worker)] for worker in marks)
     return [statistics.fmean(step) for step in zip(*each, strict=True)]
 
 
 def sent_by_all(traffic: Sequence[HostTraffic], central: bool) -> int:
-    """Return the bytes sent by all hosts.
+    """Return the bytes sent by all hosts. `traffic` has an entry for each worker, but none for the master.
 
-    If a master is the root of all groups (`central`), the bytes that it sends are those that the workers receive. Otherwise
-    almost all bytes are sent by workers.
+    If the master is the root of all groups (`central`), all that workers receive is sent by the master, so the received bytes
+    are added. Otherwise almost all bytes are sent by workers.
     """
     return sum(each.sent + (each.received if central else 0) for each in traffic)
 
@@ -98,7 +101,7 @@ def sent_by_all(traffic: Sequence[HostTraffic], central: bool) -> int:
 def booked(metrics: Path, traffic: Sequence[HostTraffic], steps: range, central: bool) -> float:
     """Return the ratio of psnode's own count of bytes in `steps` to the payload bytes that its workers' interfaces counted.
 
-    If no master is the root of all groups, only the bytes that workers send are counted on both sides.
+    If the master is not the root of all groups, both counts contain only the bytes that workers send.
     """
     names = ["uplink_bytes", "downlink_bytes", "uplink_control_bytes", *(["downlink_control_bytes"] if central else [])]
     own = sum(record[name] for record in read_records(metrics) if record["step"] in steps for name in names)
@@ -113,9 +116,9 @@ def curve(
     durations: Sequence[float],
     central: bool,
 ) -> tuple[Point, ...]:
-    """Return the test accuracy of every checkpoint, as points of a curve.
+    """Return a point of the accuracy curve for every checkpoint.
 
-    The last step counts as a step of median duration, and so does every step that wrote a checkpoint.
+    A step that wrote a checkpoint counts with the median duration of all steps, and so does the last step.
     """
     typical = statistics.median(durations)
     clock = [0.0]

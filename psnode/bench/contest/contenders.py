@@ -43,7 +43,10 @@ class SharedSettings:
 
 
 class Label(NamedTuple):
-    """The name of a row and its `kind`: psnode, alone (exchange without training), ddp, hook (psnode's hook in DDP), or floor."""
+    """The name of a row and its `kind`.
+
+    The kinds are psnode, alone (exchange without training), ddp, hook (psnode's hook in DDP), and floor (no communication).
+    """
 
     name: str
     kind: str
@@ -64,10 +67,10 @@ class Contender(Protocol):
         """Return the number of hosts that the contender needs."""
 
     def command(self, ground: SharedSettings, folder: Path) -> list[str]:
-        """Return the command line of the contender. The command writes marks to folder/marks, and checkpoints below `folder`."""
+        """Return the command line of the contender, which writes marks to folder/marks, and checkpoints below `folder`."""
 
     def checkpoints(self, folder: Path) -> dict[int, Path]:
-        """Return the files of the weights that the run left, by step."""
+        """Return the weight files of the run's checkpoints, by step."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,11 @@ class Psnode:
     alone: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse settings that train refuses, that all contenders share, or with which hosts pass on bytes of others."""
+        """Refuse settings that are not comparable. Raises ConfigurationError.
+
+        These are settings that train refuses, settings that all contenders share, and topologies in which hosts pass on the
+        bytes of other hosts.
+        """
         resolve(config := load(self.settings, {}))
         require_straight(config, "psnode bench peers")
 
@@ -106,7 +113,7 @@ class Psnode:
         ]  # fmt: skip
 
     def arguments(self, ground: SharedSettings, folder: Path) -> list[str]:
-        """Return the arguments of `psnode` on every rank."""
+        """Return the arguments of the command `psnode`, the same on every rank."""
         options = ground.task_options(folder / "marks")
         # no progress lines, since their figures sometimes cost a pass over the gradients
         task = "Exchange" if self.alone else "Metered"
@@ -130,7 +137,7 @@ class Psnode:
 
 
 def alone_name(flags: str) -> str:
-    """Return the name of the contender that exchanges gradients of a scheme without training."""
+    """Return the name of the contender that only exchanges the gradients of the scheme in `flags`, without training."""
     return f"psnode {flags}, nothing but the exchange"
 
 

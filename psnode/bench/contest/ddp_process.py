@@ -5,7 +5,7 @@ Each host has one process, which gets its rank from RANK, WORLD_SIZE, MASTER_ADD
     python -m psnode.bench.contest.ddp_process PROGRAM.json
 
 PROGRAM.json contains the fields of `ProcessSettings`. The kinds of communication are those of psnode.jobs.planning.ddp_hooks.
-Buffers are not broadcast in each step, as in psnode. At a checkpoint they are averaged.
+As in psnode, the model's buffers are not broadcast in each step, but averaged at each checkpoint.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 class ProcessSettings:
     """Settings of every process.
 
-    `options`: options of `Metered`. `batch`: examples per worker. `evaluate_every`: steps between checkpoints; 0: no checkpoints.
-    `cosine`: True to lower `lr` along half a cosine to 0. `workers`: number of processes that take part, from the first one on;
-    0: all. `directory`: folder for checkpoints (step-NNNNNNNN.safetensors, in the format of psnode's weights).
+    `options`: options of `Metered`. `batch`: examples per worker. `evaluate_every`: steps between checkpoints; 0: no
+    checkpoints. `cosine`: True to lower `lr` along half a cosine to 0. `workers`: number of ranks that take part, from rank 0
+    on; 0: all ranks. `directory`: folder for checkpoints (step-NNNNNNNN.safetensors, in the format of psnode's weights).
     """
 
     communication: str
@@ -104,7 +104,7 @@ def averaged_state(model: torch.nn.Module, dist: Any) -> dict[str, torch.Tensor]
 
 
 def save(model: torch.nn.Module, directory: Path, step: int, dist: Any) -> None:
-    """Let rank 0 write the weights and the mean of all ranks' buffers."""
+    """Let rank 0 write a checkpoint of the weights, with buffers averaged over all ranks. All ranks call this."""
     from psnode.records import checkpoint, tensorfile
 
     state = averaged_state(model, dist)

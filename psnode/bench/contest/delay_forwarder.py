@@ -1,4 +1,4 @@
-"""Delayed links between emulated hosts; netlab.sh --rate RATE,ROUND_TRIP runs this in the namespace of its switch.
+"""Delayed links between emulated hosts; netlab.sh --rate RATE,ROUND_TRIP runs this in its switch's network namespace.
 
 delay_forwarder.py SECONDS COUNT      make COUNT pairs of devices, portI and farI; forward frames within each pair, SECONDS later
 
@@ -34,7 +34,7 @@ def open_device(name: str) -> int:
 
 
 def forward(across: dict[int, int], seconds: float) -> None:
-    """Write each frame to the other end of its device, as `across` tells, `seconds` later, until a device is removed."""
+    """Write each frame `seconds` later to the device that `across` pairs with its own, until a device is removed."""
     waiting = {device: deque[tuple[float, bytes]]() for device in across}
     while True:
         due = min((queue[0][0] for queue in waiting.values() if queue), default=None)

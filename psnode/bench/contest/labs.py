@@ -22,8 +22,8 @@ def on_hosts(
 ) -> tuple[dict[str, Any], str]:
     """Run `command` on emulated hosts with one thread per process. Return the script's counters and all output.
 
-    The arguments are options of the script. Raises ConfigurationError if the script cannot emulate hosts on this machine, and
-    TransportError if the command fails or takes longer than `seconds`.
+    `hosts`, `rate`, `each` and `counters` are options of the script. Raises ConfigurationError if the script cannot emulate
+    hosts on this machine, and TransportError if the command fails or takes longer than `seconds`.
     """
     # bash runs the script, because an installation may have removed its permission to be executed
     options = ["--hosts", str(hosts), "--rate", rate, "--counters", str(counters), *(["--each"] if each else [])]
@@ -57,7 +57,7 @@ def environment() -> dict[str, str]:
 
 
 def _reason(output: str) -> str:
-    """Return the most informative line of a failed command's output: the first with the word error, or else the first line."""
+    """Return the most informative line of a failed command's output: the first one with an error, else the first line."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     telling = [line for line in lines if "rror" in line or "what():" in line]
     return (telling or lines or ["no message"])[0]

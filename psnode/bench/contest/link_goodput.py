@@ -2,8 +2,8 @@
 
 link_goodput.py send|receive ADDRESS BYTES START      ADDRESS: the receiver's address; BYTES: the number of bytes to time
 
-The receiver prints the rate of the BYTES that follow the first START bytes. During the first bytes, the bursts of two shapers are
-used up, and TCP's window grows.
+The receiver prints the rate of the BYTES that follow the first START bytes. The first bytes use up the bursts of the two
+shapers on the way, and let TCP's window grow.
 """
 
 import socket
@@ -32,7 +32,7 @@ def send(address: str, size: int) -> None:
 
 
 def receive(address: str, start: int) -> float:
-    """Return the rate in Mbit/s from the end of the first `start` bytes until the sender closes the connection."""
+    """Return the rate in Mbit/s of the bytes that follow the first `start` bytes, until the sender closes the connection."""
     with socket.create_server((address, PORT)) as server:
         server.settimeout(SECONDS)
         link, _ = server.accept()

@@ -23,10 +23,11 @@ _LEGEND = (
 
 
 def row(label: Label, rounds: Sequence[ContenderRun | None], target: float | None) -> dict[str, Any]:
-    """Return the row of a contender at one rate. None in `rounds` is a failed round; at least one round must have succeeded.
+    """Return the row of a contender at one rate, from its runs by round.
 
-    `step_ms`: the median over the rounds of the median of each round, and quartiles over all steps. `curves`: for each round the
-    points of its `ContenderRun`. `to_target`: for each round the first point with an accuracy of at least `target`.
+    None in `rounds` is a failed round; at least one round must have succeeded. `step_ms`: the median over the rounds of the
+    median of each round, and quartiles over all steps. `curves`: for each round the points of its `ContenderRun`. `to_target`:
+    for each round the first point with an accuracy of at least `target`.
     """
     trials = [trial for trial in rounds if trial is not None]
     medians = [None if trial is None else 1e3 * statistics.median(trial.steps) for trial in rounds]
@@ -51,10 +52,11 @@ def _reached(trial: ContenderRun, target: float) -> dict[str, Any] | None:
 
 
 def with_ratios(rates: Mapping[str, Sequence[dict[str, Any]]]) -> None:
-    """Add `ratios` to every row: its step time / that of the floor, of the best DDP at the same rate, and of unshaped fp32 DDP.
+    """Add `ratios` to every row: its step time relative to the floor, to the best DDP at the same rate, and to unshaped fp32 DDP.
 
-    Also add `exposed_ms`, the time of a step above the floor, and `hidden`, the share of the exchange that does not lengthen the
-    step: 1 - (step - floor) / exchange alone. Each figure is a median over the rounds; None if the other row was not measured.
+    Also add `exposed_ms`, the step time minus that of the floor, and `hidden`, the share of the exchange that does not lengthen
+    the step: 1 - (step - floor) / exchange alone. The floor is the row without communication. Each figure is a median over the
+    rounds; None if a row to compare with was not measured.
     """
     unshaped = next((row for row in rates.get("none", ()) if row["name"].startswith("DDP fp32")), None)
     for rows in rates.values():
@@ -73,7 +75,10 @@ def with_ratios(rates: Mapping[str, Sequence[dict[str, Any]]]) -> None:
 
 
 def _median(function: Callable[..., float], *rows: dict[str, Any] | None) -> float | None:
-    """Return the median over the rounds of a function of the rows' steps; None if no round has all of the rows."""
+    """Return the median over the rounds of `function`, applied to the step times of `rows` in the same round.
+
+    Rounds in which a row failed are left out. None if a row is missing or no round is left.
+    """
     found = [row["step_ms"]["rounds"] for row in rows if row is not None]
     rounds = [steps for steps in zip(*found, strict=False) if None not in steps] if len(found) == len(rows) else []
     return statistics.median(function(*steps) for steps in rounds) if rounds else None

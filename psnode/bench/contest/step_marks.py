@@ -4,8 +4,9 @@ When a backward pass begins, all weights of its step have arrived. So all gradie
 gradient of this step has been sent. The traffic between two marks is therefore that of whole steps, even if work and transfers
 overlap.
 
-The same task runs under psnode and under its peers, so the same lines of code time all of them and count their bytes. The clock
-is the worker's, which emulated hosts share. The counts are the interface's, which are independent of the programs' own counts.
+The same task runs under psnode and under its peers, so the same lines of code time all of them and count their bytes. Times
+come from the worker's clock, which all emulated hosts share. Byte counts come from the interface, independently of the
+programs' own counts.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class Metered(Classification):
 class Exchange(Metered):
     """A task with fixed gradients of the network's sizes. They cost almost no time, so a step consists of the exchange.
 
-    The loss of weights w is <w, c>, whose gradient is c: normal values, different on every host.
+    For the weights w the loss is the inner product <w, c>, whose gradient is c: fixed normal values that differ between hosts.
     """
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -125,7 +126,7 @@ def _rank() -> int:
 def read_marks(directory: Path, steps: int) -> list[list[Mark]]:
     """Return the marks of the last `steps` steps of every worker, in the order of ranks.
 
-    Marks of passes before the first step, such as a trial pass, are left out.
+    Marks of earlier passes, such as a trial pass before the first step, are left out.
     """
     files = sorted(directory.glob("*.jsonl"), key=lambda path: int(path.stem.rpartition("-")[2]))
     return [[Mark(*json.loads(line)) for line in path.read_text().splitlines()][-steps:] for path in files]

@@ -13,8 +13,8 @@ class CurvePoint(NamedTuple):
     """An evaluation after `step` steps. Bytes and seconds are sums over the steps up to `step`.
 
     `top1`: a fraction; None for a task without accuracy. `nbytes`: mean bytes through the link of one worker, in and out.
-    `link_bytes`: bytes that pass the busiest link one after another. In a star this is the master's link, which all bytes pass.
-    `seconds`: measured time. `computing`: seconds in which one worker and the master compute, without waits and transfers.
+    `link_bytes`: bytes that pass the busiest link one after another; in a star all bytes pass the master's link. `seconds`:
+    measured time. `computing`: seconds in which one worker and the master compute, without waits and transfers.
     """
 
     step: int
@@ -28,7 +28,7 @@ class CurvePoint(NamedTuple):
     def at_rate(self, rate: float | None) -> float | None:
         """Return the estimated seconds on links of `rate` bit/s: computation plus transfer, without overlap.
 
-        None without a rate.
+        None if `rate` is None.
         """
         return None if rate is None else self.computing + 8 * self.link_bytes / rate
 
@@ -40,7 +40,7 @@ class CurvePoint(NamedTuple):
 def mean_curve(curves: Sequence[Sequence[CurvePoint]], rate: float | None) -> list[dict[str, Any]]:
     """Return the mean curve of runs that differ only by their seeds: a dict for each step that all runs have evaluated.
 
-    `at_rate` is the estimated time in seconds on links of `rate` bit/s; None without a rate.
+    `at_rate` is the estimated time in seconds on links of `rate` bit/s; None if `rate` is None.
     """
     steps = sorted(set[int].intersection(*({point.step for point in curve} for curve in curves)))
     found = []
@@ -56,7 +56,10 @@ def mean_curve(curves: Sequence[Sequence[CurvePoint]], rate: float | None) -> li
 
 
 def front(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the Pareto front of `rows`, by ascending bytes: the rows with a better result than every row with fewer bytes."""
+    """Return the Pareto front of `rows`, by ascending bytes.
+
+    It consists of the rows with a better last result than every row with fewer bytes.
+    """
     found: list[dict[str, Any]] = []
     for row in sorted(rows, key=lambda row: (row["curve"][-1]["nbytes"], -merit(row))):
         if not found or merit(row) > merit(found[-1]):

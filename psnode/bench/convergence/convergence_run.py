@@ -55,7 +55,10 @@ class ConvergenceRun:
 
     @cached_property
     def directory(self) -> Path:
-        """The directory of the run: where it has begun, perhaps under another name, or else a new one of its name and seed."""
+        """The directory of the run. A run that has begun keeps its directory, even if the name has changed since.
+
+        A new run gets a directory that consists of its name and seed.
+        """
         name = re.sub(r"[^\w.+=,-]+", "_", self.name).strip("_") or "-".join(self.flags).replace("/", "_").replace(" ", "")
         own = self.output / f"{name}-{self.seed}"
         return next((each for each in (own, *begun_in(self.output)) if holds(each, self._asked(each))), own)
@@ -71,7 +74,7 @@ class ConvergenceRun:
         return [*self.flags] if self.flags[0].startswith("-") else ["--scheme", *self.flags]
 
     def _asked(self, directory: Path) -> list[str]:
-        """Return the arguments that identify the run in `directory`."""
+        """Return the arguments that would make this run in `directory`; they also identify the run later."""
         train = ["train", *self.common, *self._coding, "--seed", str(self.seed)]
         train += ["--train-dir", str(directory), "--eval-freq", str(self.evaluate_every)]
         if self.evaluate_every:
@@ -80,7 +83,10 @@ class ConvergenceRun:
         return [*train, "--local", workers] if self.local else ["launch", "-n", workers, "--", *train]
 
     def check(self) -> None:
-        """Raise ConfigurationError for settings that train would refuse, PsnodeError if the directory contains another run."""
+        """Raise ConfigurationError for settings that train would refuse.
+
+        Raise PsnodeError if the directory contains another run.
+        """
         try:
             given = given_in([*self.common, *self._coding])
             file = given.pop(FILE, None)
@@ -91,7 +97,10 @@ class ConvergenceRun:
         self._require_same()
 
     def _require_same(self) -> None:
-        """Raise PsnodeError if the directory contains another run, or a run that began when its scheme had another meaning."""
+        """Raise PsnodeError if the directory contains another run.
+
+        Also raise it if the run began when the name of its scheme meant other settings.
+        """
         require_same(self.directory, self._asked(self.directory))
         if not (self.directory / "config.json").exists():
             return
@@ -141,7 +150,7 @@ class ConvergenceRun:
             raise kind(f"{self._name} ended with exit code {code}: see its messages above")
 
     def figures(self) -> dict[str, Any]:
-        """Return the figures of the report, read from the files of the run."""
+        """Return the figures of this run for the report, read from the files of the run."""
         last = self.curve()[-1]
         summary = json.loads((self.directory / SUMMARY).read_bytes())
         records = list(read_records(self.directory / METRICS))
@@ -179,9 +188,9 @@ class ConvergenceRun:
 def _shares(summary: Mapping[str, Any], workers: int) -> tuple[float, float]:
     """Return the bytes on all workers' links together, and the bytes on the busiest link, both relative to the bytes sent.
 
-    Gradients in and gradients out pass a link at the same time, so the larger of the two counts; the same holds for weights. Both
-    results are 1 in a star, where all bytes pass the master's link. They are also 1 for runs of earlier versions, which did not
-    count bytes by rank.
+    A link carries gradients in and gradients out at the same time, so only the larger of the two counts for the busiest link;
+    likewise for weights. In a star both results are 1, since all bytes pass the master's link. They are also 1 for runs of
+    earlier versions, which did not count bytes by rank.
     """
     ranks = (summary.get("link_bytes") or {"ranks": {}})["ranks"]
     sent = sum(ways["gradients_out"] + ways["weights_out"] for ways in ranks.values())
@@ -193,7 +202,7 @@ def _shares(summary: Mapping[str, Any], workers: int) -> tuple[float, float]:
 
 
 def given_in(words: Sequence[str]) -> dict[str, Any]:
-    """Return the settings in flags of `psnode train` by name; FILE is the key of --config's file. Raises click.UsageError."""
+    """Return the settings that flags of `psnode train` give, by name, and --config's file under FILE. Raises click.UsageError."""
     file = click.Option(["--config", FILE], type=click.Path(path_type=Path))
     command = click.Command("train", params=[file, *(click_option(setting, "") for setting in settings().values())])
     found = command.make_context("train", [*words]).params

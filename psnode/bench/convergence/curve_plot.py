@@ -35,7 +35,7 @@ def curves_figure(result: Mapping[str, Any]) -> Figure:
     """Return the plot of a result of `psnode bench convergence`.
 
     Curves are means over the seeds, with a band of one standard error on each side. They show accuracy in per cent, or the loss
-    if a contender has no accuracy. The panel over seconds is left out if the result has no rate.
+    if a contender has no accuracy. Without a rate in the result, the panel over seconds is left out.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -52,7 +52,7 @@ class DdpRun(ConvergenceRun):
         return found
 
     def config(self) -> Config:
-        """Return the settings. Unless set, learning rate and momentum are those of the scheme dense.
+        """Return the settings. Learning rate and momentum, unless given, are those of psnode's scheme dense.
 
         Raises ConfigurationError for a setting that DDP does not follow.
         """
@@ -76,7 +76,10 @@ class DdpRun(ConvergenceRun):
         )
 
     def check(self) -> None:
-        """Raise ConfigurationError for a hook or setting that is not supported with DDP, and PsnodeError as for other runs."""
+        """Raise ConfigurationError for a hook or setting that is not supported with DDP.
+
+        Raise PsnodeError if the directory contains another run.
+        """
         self.program()
         self._require_same()
 
@@ -84,7 +87,7 @@ class DdpRun(ConvergenceRun):
         return [*self.flags, *self.common, str(self.seed), str(self.workers), str(self.evaluate_every)]
 
     def program(self) -> dict[str, Any]:
-        """Return the program of the processes, as `program_of` reads it."""
+        """Return the content of the file PROGRAM.json, which the processes of the run read with `program_of`."""
         return {
             "communication": self.communication, "config": self.config().to_dict(), "evaluate_every": self.evaluate_every,
             "directory": str(self.directory.absolute()),
@@ -111,7 +114,10 @@ class DdpRun(ConvergenceRun):
             raise DivergedError(f"{self._name} diverged: delete {self.directory} to train it again")
 
     def figures(self) -> dict[str, Any]:
-        """Return the same figures as for a run of psnode. `encode` is None, since DDP does not time its hooks."""
+        """Return the figures of this run, by the same names as for a run of psnode.
+
+        `encode` is None, since DDP does not time its hooks.
+        """
         found, last = read_json(self.directory / RESULT), self.curve()[-1]
         each_way = last.nbytes / last.step / 2
         return {
@@ -123,8 +129,8 @@ class DdpRun(ConvergenceRun):
     def curve(self) -> list[CurvePoint]:
         """Return a point for each evaluation.
 
-        A ring all-reduce of s bytes among P workers sends 2 (P - 1) / P s bytes over each link, in both directions at the same
-        time. `computing` includes the exchange over the loopback interface.
+        The bytes are those of a ring all-reduce: for s bytes among P workers, each link carries 2 (P - 1) / P s bytes in each
+        direction, both at the same time. `computing` includes the exchange over the loopback interface.
         """
         found = read_json(self.directory / RESULT)
         share = 2 * (self.workers - 1) / self.workers
@@ -144,6 +150,6 @@ def is_ddp(flags: tuple[str, ...]) -> bool:
 
 
 def program_of(path: Path) -> tuple[str, Config, int, Path]:
-    """Return communication, settings, steps between evaluations and directory of the program in the file `path`."""
+    """Return the content of the program in the file `path`: communication, settings, steps between evaluations, and directory."""
     found = read_json(path)
     return str(found["communication"]), Config.from_dict(found["config"]), int(found["evaluate_every"]), Path(found["directory"])

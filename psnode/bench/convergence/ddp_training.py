@@ -1,7 +1,8 @@
 """The processes of a DDP contender: python -m psnode.bench.convergence.ddp_training PROGRAM.json
 
-Model, shards, batches, seeds, loss, learning rates and evaluation are those of psnode. Optimizer, exchange and clipping are those
-of torch. A process gets its place from RANK and WORLD_SIZE. Rank 0 evaluates and writes the result.
+Model, shards, batches, seeds, loss, learning rates and evaluation are those of psnode. Optimizer, exchange and clipping are
+those of torch. A process reads its rank and the number of processes from RANK and WORLD_SIZE. Rank 0 evaluates and writes the
+result.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class TrainingFigures:
 
 
 def train(communication: Communication, config: Config, evaluate_every: int) -> dict[str, Any]:
-    """Train on this process's shard, and return the result. Its `points` are empty on all ranks except rank 0."""
+    """Train on this process's shard, and return points of the curve, step times and coordinates. Only rank 0 returns points."""
     import torch
     from torch import distributed as dist
 

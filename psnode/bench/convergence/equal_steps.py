@@ -1,4 +1,4 @@
-"""The comparison of `psnode bench convergence`: contenders, the learning rates that they try, and the rows of the result."""
+"""The comparison of `psnode bench convergence`: contenders, learning rates to try for each of them, and rows of the result."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _NAMED = re.compile(r"\s*([^=:]*?)\s*=(.*)", re.DOTALL)
 
 
 def named_runs(texts: Iterable[str]) -> dict[str, str]:
-    """Return the flags of each of `texts` by its name.
+    """Return the flags of each run that `texts` describe, by the name of the run.
 
-    A text is NAME=SCHEME [FLAGS], where NAME has no colon and no flag. Otherwise it is a scheme with its own flags, or only
-    flags, and the text is also the name. Raises ConfigurationError if a name occurs twice.
+    A text is NAME=SCHEME [FLAGS], where NAME has no colon and no flag. Without NAME= the whole text is also the name; it is a
+    scheme with its own flags, or flags only. Raises ConfigurationError if two runs have the same name.
     """
     found: dict[str, str] = {}
     for text in texts:
@@ -49,11 +49,11 @@ def named_runs(texts: Iterable[str]) -> dict[str, str]:
 class Comparison:
     """Contenders, seeds and learning rates of a comparison.
 
-    * runs: flags of each contender by its name: a scheme and its own flags, or only flags
-    * lrs: learning rates to try, as text; each contender is reported at its rate of best accuracy
-    * screen: compare the rates only on the first seed, and run the other seeds only at the best rate
-    * pattern: a run from which all runs are made by replacing flags and seed
-    * rate: bit/s of the links for which seconds are estimated; None: no estimate
+    * runs: flags of each contender by its name: a scheme with its own flags, or flags only
+    * lrs: learning rates to try, as text; the report shows each contender at its rate of best accuracy
+    * screen: True to compare the rates only on the first seed, and to run the other seeds only at the best rate
+    * pattern: the run of which all runs are copies, with other flags and seeds
+    * rate: rate of the links in bit/s, for the estimated seconds; None: no estimate
     """
 
     runs: dict[str, str]
@@ -64,7 +64,7 @@ class Comparison:
     rate: float | None = None
 
     def of(self, name: str, lr: str, seed: int) -> ConvergenceRun:
-        """Return a contender's run at a learning rate; "" stands for the rate of its flags."""
+        """Return a contender's run at the learning rate `lr`; "" stands for the rate in the contender's own flags."""
         rate = ("--lr", lr) if lr else ()
         named = "-".join((name, *rate)) if self.runs[name] != name else ""
         found = replace(self.pattern, flags=(*shlex.split(self.runs[name]), *rate), seed=seed, name=named)
@@ -81,7 +81,7 @@ class Comparison:
 
     @property
     def rates(self) -> tuple[str, ...]:
-        """The learning rates that each contender tries; "" stands for the rate of its flags or its scheme."""
+        """The learning rates that each contender tries; "" stands for the rate in its flags, or else that of its scheme."""
         return self.lrs or ("",)
 
     @property
@@ -103,7 +103,7 @@ class Comparison:
         return [self._row(name, best[name], tried[name]) for name in self.runs]
 
     def _tried(self, name: str, diverged: dict[ConvergenceRun, DivergedError]) -> dict[str, dict[str, Any]]:
-        """Return the figures of a contender by learning rate, without the rates at which it diverged.
+        """Return the figures of a contender by learning rate; rates at which a run diverged are left out.
 
         Raises DivergedError if the contender diverged at every rate.
         """
@@ -136,7 +136,7 @@ class Comparison:
 def _complete(runs: Sequence[ConvergenceRun], jobs: int, *, tolerant: bool) -> dict[ConvergenceRun, DivergedError]:
     """Train and evaluate `runs`, `jobs` at a time, and return the errors of runs that diverged.
 
-    After a failure no further run is begun. A divergence counts as a failure unless `tolerant`.
+    After a failure no further run begins. If `tolerant`, a divergence does not count as a failure.
     """
     pool = ThreadPoolExecutor(jobs)
     diverged: dict[ConvergenceRun, DivergedError] = {}
@@ -154,7 +154,10 @@ def _complete(runs: Sequence[ConvergenceRun], jobs: int, *, tolerant: bool) -> d
 
 
 def _combined(measured: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return means over the seeds, all accuracies, and standard errors of the means; bytes are per worker and step."""
+    """Return the figures of runs that differ by their seeds: means, all accuracies, and standard errors of the means.
+
+    Bytes are per worker and step.
+    """
     means = {
         name: None if value is None else statistics.fmean(each[name] for each in measured) for name, value in measured[0].items()
     }
@@ -178,10 +181,10 @@ def run(
 ) -> dict[str, Any]:
     """Train and evaluate each of `runs`, texts such as "qsgd", "sign=signsgd --lr 0.001" or "ddp:powersgd:rank=2".
 
-    `common`: flags of all runs. `lrs`, `screen`: as in `Comparison`. `jobs`: number of simultaneous runs; if it is more than 1,
-    the measured times are not comparable. `evaluate_every`: steps between evaluations; 0: one evaluation at the end. `rate`: rate
+    `common`: flags of all runs. `lrs`, `screen`: see `Comparison`. `jobs`: number of simultaneous runs; with more than one, the
+    measured times are not comparable. `evaluate_every`: steps between evaluations; 0: one evaluation at the end. `rate`: rate
     of the links for which seconds are estimated. Runs write to `output`/RUN-seed. If a run ends with a nonzero exit code, no
-    further run is begun, and PsnodeError is raised.
+    further run begins, and PsnodeError is raised.
     """
     pattern = ConvergenceRun((), tuple(shlex.split(common)), 0, workers, local, output, evaluate_every)
     bits = None if rate is None else rate_of(rate)

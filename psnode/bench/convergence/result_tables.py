@@ -26,7 +26,7 @@ def edge_notes(result: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _beyond(inner: float, edge: float) -> float:
-    """Return the rate beyond `edge`, whose ratio to `edge` is that of `edge` to `inner`, rounded to one digit."""
+    """Return the next learning rate to try: `edge` times the ratio of `edge` to `inner`, rounded to one digit."""
     return float(f"{edge * edge / inner:.0e}")
 
 
@@ -50,15 +50,15 @@ def markdown(result: Mapping[str, Any]) -> str:
 
 
 def _ratio(row: Mapping[str, Any]) -> str:
-    """Return the compression ratio as text; empty if nothing is sent, for example by a single worker under DDP."""
+    """Return the compression ratio as text; empty if nothing is sent, as by a single worker under DDP."""
     return "" if row["ratio"] is None else f"{row['ratio']:.1f}"
 
 
 def csv_table(result: Mapping[str, Any]) -> str:
-    """Return a line for each evaluation of each seed.
+    """Return the result as CSV, with a line for each evaluation of each seed.
 
-    `top1` is a fraction; empty for a task without accuracy. `bytes` (in and out of one worker) and `seconds` (measured) are sums
-    up to this step. `seconds_at_rate` is the estimate for links of the result's rate; empty without a rate.
+    `top1` is a fraction; empty for a task without accuracy. `bytes` (in and out of one worker) and `seconds` (measured) are
+    sums up to this step. `seconds_at_rate` is the estimate for links of the result's rate; empty without a rate.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

@@ -13,7 +13,7 @@ from psnode.codecs.kernels.jit import kernel
 
 @kernel
 def fold(words: npt.NDArray[np.uint64]) -> np.uint64:
-    """Return the exclusive or of all words: one pass, which LLVM vectorises and cannot optimise away."""
+    """Return the exclusive or of all words, in one pass that LLVM vectorises and cannot optimise away."""
     result = np.uint64(0)
     for i in range(words.size):
         result ^= words[i]
@@ -23,13 +23,13 @@ def fold(words: npt.NDArray[np.uint64]) -> np.uint64:
 def read_bandwidth(copies: Rotation, seconds: float = 0.1) -> dict[str, float]:
     """Return the median and quartiles of the GB/s at which one core reads `copies` in turn.
 
-    A single copy is read from the cache.
+    With a single copy this is the bandwidth of the cache.
     """
     return rate(lambda: read_once(copies.take()), _words(copies.take()).nbytes, seconds)
 
 
 def read_once(x: Floats) -> None:
-    """Read all values of the flat array `x`, except the last one if their number is odd."""
+    """Read all values of the flat array `x` once; if their number is odd, the last value is left out."""
     fold(_words(x))
 
 

@@ -40,7 +40,10 @@ def crossed(action: Callable[[], object], device: torch.device) -> Crossed | Non
 
 
 def counted(trace: Mapping[str, Any]) -> Crossed | None:
-    """Return the copied bytes in a trace of torch's profiler; None without a copy to the host, as every step copies its loss."""
+    """Return the copied bytes in a trace of torch's profiler; None if it shows no copy to the host.
+
+    Every step copies its loss to the host, so a trace without such a copy is incomplete.
+    """
     copies = [event for event in trace["traceEvents"] if event.get("cat") == _KIND]
     down, up = (sum(int(event["args"]["bytes"]) for event in copies if event["name"].startswith(name)) for name in (_DOWN, _UP))
     return Crossed(down, up) if down else None

@@ -14,10 +14,13 @@ from psnode.codecs.base import RandomSource
 
 
 def quality(codec: Codec, parts: list[Floats], key: RandomSource, theory: RateDistortion) -> dict[str, Any]:
-    """Encode each of `parts` separately. Return the bits per coordinate and the squared error relative to the energy.
+    """Encode each of `parts` separately.
+
+    Return the `bits` per coordinate, the squared `error` relative to the energy, and limits.
 
     `shrunk`: the error after scaling by the best constant factor, which makes unbiased codecs comparable. `over_bound`: bits
-    above the fewest that suffice for every input. `over_source`: bits above R(D) of the source.
+    above the fewest with which a codec can have this error on every input. `over_source`: bits above the rate-distortion
+    function R(D) of the source. `theory`: this function.
     """
     nbytes, missed, energy = 0, 0.0, 0.0
     for part in parts:

@@ -1,8 +1,9 @@
 """Theoretical limits: the bounds that hold for every input, and the rate-distortion function of a source.
 
-For any codec with R bits per coordinate there are inputs x whose squared error is at least 4^-R ||x||^2 (alpha). If the codec is
-unbiased, the error is at least 1 / (4^R - 1) ||x||^2 (omega). Gaussian vectors are such inputs; other inputs may have smaller
-errors. R(D) of a source of independent values is computed from the source's histogram by Blahut's algorithm.
+For any codec with R bits per coordinate there are inputs x whose squared error is at least alpha ||x||^2, where alpha = 4^-R.
+If the codec is unbiased, the error is at least omega ||x||^2, where omega = 1 / (4^R - 1). Gaussian vectors are such inputs;
+other inputs may have smaller errors. R(D) of a source of independent values is computed from the source's histogram by Blahut's
+algorithm.
 
 Source: Safaryan, Shulgin, Richtarik, "Uncertainty principle for communication compression in distributed and federated learning
 and the search for an optimal compressor", Information and Inference 2022; Blahut, "Computation of channel capacity and
@@ -27,23 +28,32 @@ _DEEPEST = 4.0**-6
 
 
 def least_bits(error: float, unbiased: bool) -> float:
-    """Return the fewest bits per coordinate with which alpha, or omega if `unbiased`, can be `error` on every input."""
+    """Return the fewest bits per coordinate with which a codec's relative error can be at most `error` on every input.
+
+    This inverts the bound omega if `unbiased`, otherwise the bound alpha.
+    """
     return 0.5 * math.log2(1 + 1 / error) if unbiased else max(0.0, -0.5 * math.log2(error))
 
 
 def shrunk(error: float, unbiased: bool) -> float:
-    """Return the error after scaling by the best constant factor: omega / (1 + omega) if `unbiased`, otherwise alpha."""
+    """Return the relative error after the decoded values are scaled by the best constant factor.
+
+    This is omega / (1 + omega) if `unbiased`, otherwise alpha, where omega or alpha is `error`.
+    """
     return error / (1 + error) if unbiased else error
 
 
 class RateDistortion(NamedTuple):
-    """R(D) of a source: ascending `bits` per coordinate, and the squared errors relative to the source's energy."""
+    """R(D), the rate-distortion function of a source, at some points.
+
+    `bits`: bits per coordinate, ascending. `errors`: the squared errors relative to the source's energy.
+    """
 
     bits: Float64s
     errors: Float64s
 
     def bits_at(self, error: float) -> float:
-        """Return R(D) at D = `error`. Between and beyond the known points, bits are linear in log D."""
+        """Return R(D) at D = `error`. Between and beyond the known points, bits are interpolated linearly in log D."""
         if error >= 1:
             return 0.0
         logs = np.log2(self.errors)
@@ -53,7 +63,10 @@ class RateDistortion(NamedTuple):
 
 
 def histogram(x: Floats, cells: int = _CELLS) -> tuple[Float64s, Float64s]:
-    """Return means and shares of the non-empty cells of `x`, scaled to root mean square 1. Exact zeros have their own cell."""
+    """Return the means and shares of the non-empty cells of a histogram of `x`, scaled to root mean square 1.
+
+    Exact zeros have a cell of their own.
+    """
     values = x.reshape(-1).astype(np.float64)
     values /= math.sqrt(float(np.mean(values**2))) or 1.0
     bent = np.arcsinh(values / _KNEE)
@@ -67,7 +80,7 @@ def histogram(x: Floats, cells: int = _CELLS) -> tuple[Float64s, Float64s]:
 
 
 def curve(x: Floats) -> RateDistortion:
-    """Return R(D) of independent values distributed like those of `x`, down to about D = 4^-6 of the energy."""
+    """Return R(D) of a source of independent values with the distribution of `x`, down to about D = 4^-6 of the energy."""
     points, shares = histogram(x)
     energy = float(shares @ points**2)
     distances = (points[:, None] - points[None, :]) ** 2
@@ -87,7 +100,7 @@ def curve(x: Floats) -> RateDistortion:
 
 
 def _converged(kernel: Float64s, shares: Float64s, output: Float64s) -> Float64s:
-    """Return the distribution of the decoded values by Blahut's iteration."""
+    """Return the distribution of the decoded values to which Blahut's iteration converges from `output`."""
     for _ in range(_MOST_STEPS):
         growth: Float64s = (shares / (kernel @ output)) @ kernel
         output = output * growth

@@ -18,7 +18,7 @@ _PAGE = 1024  # float32 values in a page
 class Rotation:
     """Copies of the flat array `x`: the fewest whose total size is at least `nbytes`.
 
-    The first begins `apart` values into a page.
+    The first copy begins `apart` values after the beginning of a page.
     """
 
     def __init__(self, x: Floats, nbytes: int, apart: int = 0) -> None:
@@ -47,5 +47,5 @@ class Rotation:
 
 
 def beyond_cache(cache: int) -> int:
-    """Return a total size of copies, in bytes, that exceeds a last-level cache of `cache` bytes."""
+    """Return a total size of copies, in bytes, that is well above a last-level cache of `cache` bytes."""
     return _CACHES * cache

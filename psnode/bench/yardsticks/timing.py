@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 
 def rate(action: Callable[[], object], nbytes: int, seconds: float, least: int = 5, most: int = 100) -> dict[str, float]:
-    """Return GB/s, for `nbytes` per call: `median`, and the quartiles `low` and `high`.
+    """Return the speed of `action` in GB/s, for `nbytes` per call: `median`, and the quartiles `low` and `high`.
 
     After one call to warm up, the action is repeated for about `seconds`, at least `least` and at most `most` times.
     """
@@ -25,9 +25,10 @@ def rate(action: Callable[[], object], nbytes: int, seconds: float, least: int =
 
 
 def best_in_turn(actions: dict[str, Callable[[], object]], repeats: int, seconds: float) -> dict[str, float]:
-    """Return the processor time of a call in ns for each action: the minimum of `repeats` means over calls of about `seconds`.
+    """Return for each action the processor time of a call in ns: the least of `repeats` means.
 
-    In each repetition the actions take turns. The minimum is used because other programs can only slow an action down.
+    Each mean is taken over calls of about `seconds`. In each repetition the actions take turns. The least mean is used because
+    other programs can only slow an action down.
     """
     calls = {name: max(1, round(1e9 * seconds / max(timed(action, 2), 1.0))) for name, action in actions.items()}
     best = dict.fromkeys(actions, math.inf)
@@ -38,7 +39,7 @@ def best_in_turn(actions: dict[str, Callable[[], object]], repeats: int, seconds
 
 
 def timed(action: Callable[[], object], calls: int) -> float:
-    """Return the mean of this thread's processor time per call, in nanoseconds, over `calls` calls."""
+    """Return this thread's processor time per call in nanoseconds, a mean over `calls` calls."""
     begin = time.thread_time_ns()
     for _ in range(calls):
         action()
