@@ -1,4 +1,7 @@
-"""Checkpoints of a run in S3: they are fetched before the run resumes and uploaded during the run; its end waits for them."""
+"""Checkpoints of a run in S3. They are fetched before the run resumes, and uploaded during the run.
+
+At the end of the job, `run` waits for the uploads.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,9 @@ _LAST_SECONDS = 600  # time limit for the upload of the last checkpoint
 
 
 def bring_back(way: Access, command: Sequence[str], where: str) -> None:
-    """Fetch the newest checkpoint of the run that `command` resumes in the folder `where`, unless the master has it already.
+    """Fetch the newest checkpoint of the run that `command` resumes from S3, unless the master already has it.
 
-    Raises SettingsError and RemoteError.
+    `where`: the folder in remote_dir in which the command runs. Raises SettingsError and RemoteError.
     """
     run = PurePosixPath(where, train_dir(command))
     if run.is_absolute() or ".." in run.parts:
@@ -30,7 +33,7 @@ def bring_back(way: Access, command: Sequence[str], where: str) -> None:
 
 
 def keep(way: Access) -> None:
-    """Start the process on the master that uploads every checkpoint until the job has ended."""
+    """Start a process on the master that uploads every checkpoint until the job has ended."""
     _put(way)
     way.script(way.master, "start_keeping.sh", *_words(way))
 

@@ -98,7 +98,7 @@ def _cost(session: CommandContext) -> None:
     cli, "shutdown", click.option("--discard", is_flag=True, help="Do not stop the job and fetch the newest checkpoint first.")
 )
 def _shutdown(session: CommandContext, discard: bool) -> None:
-    """End all nodes of the cluster, and remove all resources that carry its tags, and nothing else."""
+    """End all nodes of the cluster and remove all resources that carry its tags, but nothing else."""
     from psnode_ec2.shutdown import close_all
 
     close_all(session, discard=discard)
@@ -149,7 +149,7 @@ def _export(session: CommandContext, kind: str, words: tuple[str, ...]) -> None:
 
 @command(cli, "extend")
 def _extend(session: CommandContext) -> None:
-    """Make the running nodes end themselves max_hours after their start, with its present value: `extend --max-hours 48`."""
+    """Set the end of all running nodes to max_hours after their start: `extend --max-hours 48`."""
     from psnode_ec2.end_times import extend
 
     changed = extend(session.cluster, session.way(), datetime.datetime.now(datetime.UTC), session.confirm)
@@ -179,7 +179,7 @@ node_commands.add_to(cli)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command and exit with its code. A closed pipe does not end the command, whose work matters more than its output."""
+    """Run a command and exit with its code. If standard output is closed, the command continues without it."""
     streams.outlast()
     try:
         cli.main(arguments, prog_name="psnode-ec2", standalone_mode=False)

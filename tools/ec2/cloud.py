@@ -93,10 +93,10 @@ class Cloud:
     """A region of AWS with the user's credentials.
 
     Args:
-        say: takes the lines that --dry-run prints.
-        dry_run: `change` prints the call instead of making it.
-        clients: clients by service, used instead of new ones.
-        sleep: waits for a number of seconds.
+        say: called with the lines that --dry-run prints.
+        dry_run: True to let `change` print the call instead of making it.
+        clients: clients of services by name, used instead of new ones.
+        sleep: function that waits for a number of seconds.
         clock: a monotonic clock in seconds.
     """
 
@@ -146,7 +146,7 @@ class Cloud:
         return self._patiently(lambda: getattr(self._client("ec2"), operation)(**parameters))
 
     def change_shown(self, operation: str, **parameters: Any) -> dict[str, Any]:
-        """Call `change`. If EC2 does not know a resource that it has just made, repeat the call for up to a minute."""
+        """Call `change`. If EC2 does not show a new resource to this call yet, repeat the call for up to a minute."""
         for attempt in range(_UNSHOWN - 1):
             try:
                 return self.change(operation, **parameters)
@@ -155,7 +155,10 @@ class Cloud:
         return self.change(operation, **parameters)
 
     def pause(self, attempt: int, first: float = 0.5, longest: float = 30.0) -> None:
-        """Wait after the failed `attempt` (0, 1, ...): the time doubles with each attempt and has random jitter."""
+        """Wait before the next try, after the failed `attempt` (0, 1, ...).
+
+        The time doubles with each attempt and has random jitter.
+        """
         self.sleep(min(longest, first * 2.0**attempt) * random.uniform(0.5, 1.0))
 
     def tell(self, line: str) -> None:
@@ -218,7 +221,7 @@ def translated(error: Any) -> ec2_errors.Ec2Error:
 
 
 def _without_page(text: str) -> str:
-    """Return the title of `text` if it is a web page, as servers other than AWS send for errors, otherwise `text` itself."""
+    """Return the title of `text` if it is a web page, otherwise `text` itself. Servers other than AWS send pages for errors."""
     title = re.search(r"<title>(.*?)</title>", text, re.S)
     return title[1] if title else text
 
@@ -228,7 +231,7 @@ def _line(error: BaseException) -> str:
 
 
 def _client(service: str, settings: Settings, session: Any) -> tuple[Any, Any]:
-    """Return a new client, and its session: `session`, or a new one if that is None."""
+    """Return a new client for `service`, and its session. The session is `session`, or a new one if that is None."""
     try:
         import boto3
         import botocore.config
@@ -284,7 +287,7 @@ def _no_credentials() -> ec2_errors.AccessError:
 def _shown(client: Any, service: str, operation: str, parameters: Mapping[str, Any]) -> str:
     """Return a call as one line: service, operation, region and parameters.
 
-    In place of a script, the line has the script's number of lines.
+    For a script among the parameters, the line has only its number of lines.
     """
     if "UserData" in parameters:
         parameters = {**parameters, "UserData": f"({len(parameters['UserData'].splitlines())} lines of sh)"}
@@ -296,5 +299,8 @@ def _plain(value: object) -> str:
 
 
 def progress(text: str) -> None:
-    """Print a whole line to stderr; several threads may call this. Unprintable characters except newline and tab become ?."""
+    """Print `text` with a newline to stderr. Several threads may call this.
+
+    Unprintable characters except newline and tab become ?.
+    """
     click.echo("".join(letter if letter.isprintable() or letter in "\n\t" else "?" for letter in text), err=True)

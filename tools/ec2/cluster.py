@@ -1,4 +1,4 @@
-"""Clusters, found by their tags, and the nodes that carry these tags, in order and in their present state."""
+"""Clusters, found by their tags, and their nodes with the order and state that EC2 shows now."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ def counted(number: int, noun: str) -> str:
 
 @dataclass(frozen=True)
 class Node:
-    """An EC2 instance. `name` is master, or worker-0, worker-1, ... in the order of addresses; `launched` is in UTC."""
+    """An EC2 instance of a cluster.
+
+    `name`: master, or worker-0, worker-1, ... in the order of addresses. `launched`: the start, in UTC.
+    """
 
     name: str
     role: str
@@ -46,7 +49,7 @@ class Node:
 
     @property
     def ends(self) -> datetime.datetime | None:
-        """The time at which the node ends itself, in UTC; None: never, or not known."""
+        """The time at which the node ends itself, in UTC; None if it never does, or if the time is unknown."""
         return self.launched + datetime.timedelta(hours=self.hours) if self.hours else None
 
     def __str__(self) -> str:
@@ -65,7 +68,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster, known by its tags `name` and `owner`, and the resources that carry these tags."""
+    """A cluster, known by the tags that hold its `name` and `owner`, and the resources that carry these tags."""
 
     cloud: Cloud
     name: str
@@ -81,12 +84,18 @@ class Cluster:
         return [{"Name": f"tag:{CLUSTER}", "Values": [self.name]}, {"Name": f"tag:{OWNER}", "Values": [self.owner]}]
 
     def tags(self, *kinds: str, launch: str, role: str = "", hours: int = 0, limit: str = "") -> list[dict[str, Any]]:
-        """Return TagSpecifications for resources of `kinds` made by `launch`: resources must have tags from the beginning."""
+        """Return TagSpecifications for resources of `kinds` that `launch` makes.
+
+        A resource is made with its tags, since it could not be found without them.
+        """
         pairs = tags_for(self.name, self.owner, launch, role=role, hours=hours, limit=limit)
         return [{"ResourceType": kind, "Tags": pairs} for kind in kinds]
 
     def owns(self, resource: Mapping[str, Any]) -> bool:
-        """Return True if `resource` carries both tags. This check is independent of filters."""
+        """Return True if `resource` carries the tags of this cluster's name and owner.
+
+        The check does not rely on EC2's filters.
+        """
         tags = tags_of(resource)
         return tags.get(CLUSTER) == self.name and tags.get(OWNER) == self.owner
 
@@ -110,7 +119,10 @@ class Cluster:
         return running
 
     def complete(self, n_workers: int) -> list[Node]:
-        """Return the master and `n_workers` workers, all running. Raises NoClusterError if the cluster is not complete."""
+        """Return the master and `n_workers` workers, which are all running.
+
+        Raises NoClusterError if a node is missing or not running.
+        """
         nodes = self.running()
         if len(nodes) != n_workers + 1 or [node.role for node in nodes].count("master") != 1:
             raise NoClusterError(
@@ -126,10 +138,11 @@ def cluster_of(cloud: Cloud, settings: Settings) -> Cluster:
 
 
 def owner_of(arn: str) -> str:
-    """Return the owner of the credentials with this ARN: the same for all commands of a user, and unique within an account.
+    """Return the owner of the credentials with this ARN.
 
-    The owner is the name of a user, or role-NAME for a role, since every log-in gives the role's session a new name. IAM Identity
-    Center is an exception: all users have the same roles, and a session has the name of its user.
+    The owner is the same for all commands of a user, and unique within an account. For a user it is the user's name. For a role
+    it is role-NAME, since every log-in gives the role's session a new name. In IAM Identity Center all users share the same
+    roles, so the owner is the name of the session, which is that of the user.
     """
     kind, *names = arn.rsplit(":", 1)[-1].split("/")
     if kind != "assumed-role" or names[0].startswith("AWSReservedSSO_"):
@@ -143,7 +156,7 @@ def _order(instance: Mapping[str, Any]) -> tuple[bool, int, str]:
 
 
 def node_of(instance: Mapping[str, Any], workers: Iterator[int]) -> Node:
-    """Return the node that EC2's description `instance` stands for. A worker takes its number from `workers`."""
+    """Return the node for `instance`, a description by EC2. A worker takes its number from `workers`."""
     role = tags_of(instance).get(ROLE, "worker")
     return Node(
         name=role if role == "master" else f"worker-{next(workers)}",

@@ -1,8 +1,8 @@
 """Copies of files and folders to a node and back, as tar streams over ssh. A repeated copy gives the same result.
 
-A copied folder becomes its target. Files already in the target are overwritten, or stay if the folder does not contain them. If
-the target of a file is a folder, the file is copied into it. If the target is empty, . or .., or ends with a slash, the file or
-folder keeps its name below the target.
+By default, a copied folder becomes the target itself. Files that exist in the target but not in the copied folder stay; all
+others are overwritten. A file is copied into the target if the target is a folder. If the target is empty, . or .., or ends
+with a slash, the file or folder keeps its name and is placed in the target.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ from psnode_ec2.remote import Access
 
 
 class _Input(io.RawIOBase):
-    """Standard input of a process that may exit before it has read everything. Only the first failed write raises an error."""
+    """Standard input of a process that may exit before it has read everything.
+
+    Only the first failed write raises an error; later writes are ignored.
+    """
 
     def __init__(self, pipe: IO[bytes]) -> None:
         self._pipe = pipe
@@ -51,7 +54,7 @@ def put(way: Access, nodes: Sequence[Node], local: Path, remote: str) -> None:
 
 
 def get(way: Access, node: Node, remote: str, local: str) -> None:
-    """Copy a file or a folder from a node to `local`. Raises RemoteError and SettingsError."""
+    """Copy the file or folder `remote` from a node to `local`. Raises RemoteError and SettingsError."""
     if way.dry_run:
         click.echo(f"would copy {way.target(node)}:{remote} to {local}")
     else:
@@ -104,9 +107,9 @@ def send_stream(way: Access, node: Node, script: str, arguments: Sequence[str], 
 
 
 def _loop(folder: Path, within: frozenset[tuple[int, int]] = frozenset()) -> Path | None:
-    """Return the first link at or below `folder` that leads to a folder containing the link itself.
+    """Return the first link at or below `folder` that leads back to a folder in which it lies; None if there is no such link.
 
-    `within`: device and inode of the folders above.
+    `within`: device and inode of `folder`'s parents.
     """
     with contextlib.suppress(OSError):  # an unreadable file is reported when it is copied
         status = folder.stat()
@@ -123,7 +126,7 @@ def _name(entry: os.DirEntry[str]) -> str:
 
 
 def fetch(way: Access, node: Node, remote: str, local: str, *names: str) -> None:
-    """Copy `remote` on `node` to `local`. With `names`, copy only these entries of the folder `remote`.
+    """Copy `remote` on `node` to `local`. If `names` are given, `remote` is a folder, of which only these entries are copied.
 
     Raises RemoteError, or SettingsError if `local` cannot be written.
     """
@@ -146,7 +149,10 @@ def fetch(way: Access, node: Node, remote: str, local: str, *names: str) -> None
 
 
 def _unpack(stream: IO[bytes], local: str, name: str) -> None:
-    """Unpack the archive that give.sh prints. Raises tarfile.TarError if it has links, devices, or paths outside the folder."""
+    """Unpack the archive that give.sh prints to `stream`.
+
+    Raises tarfile.TarError if the archive has links, devices, or paths outside its folder.
+    """
     with tarfile.open(fileobj=stream, mode="r|") as archive:
         target = None
         for member in archive:
@@ -180,5 +186,5 @@ def _text(file: IO[bytes]) -> str:
 
 
 def _from_home(remote: str) -> str:
-    """Return the path relative to the home directory, in which a node's shell starts."""
+    """Return `remote` as a path relative to the home directory, in which a node's shell starts."""
     return "" if remote == "~" else remote.removeprefix("~/")

@@ -23,9 +23,9 @@ _ADDRESS = 0.005  # USD for an hour of a public IPv4 address in every region (AW
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of a node: hours since its start, and USD an hour.
+    """Cost of a node: the hours since its start, and the price of an hour in USD.
 
-    `at_most`: True if the spot price is unknown; then `hourly` is its limit.
+    `at_most`: True if the spot price is unknown; then `hourly` is the most that the node may cost.
     """
 
     node: Node
@@ -41,7 +41,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Extra:
-    """Costs other than those of live instances. `text` names them; `hourly` and `so_far` are in USD."""
+    """A cost other than that of a live instance. `text` names it; `hourly` and `so_far` are in USD."""
 
     text: str
     hourly: float
@@ -51,7 +51,10 @@ class Extra:
 def extras(
     cloud: Cloud, settings: Settings, nodes: Sequence[Node], volumes: Sequence[Volume], now: datetime.datetime
 ) -> list[Extra]:
-    """Return the costs of the volumes, by kind, and of the public addresses. Raises SettingsError for an unknown price."""
+    """Return the costs of the volumes, by kind, and of the public addresses, so far and per hour.
+
+    Raises SettingsError for an unknown price.
+    """
     found = []
     for kind in sorted({each.kind for each in volumes}):
         price, same = volume_price(cloud, settings, kind), [each for each in volumes if each.kind == kind]
@@ -65,9 +68,9 @@ def extras(
 
 
 def ended(cloud: Cloud, settings: Settings, entries: Sequence[LedgerEntry], now: datetime.datetime) -> list[Extra]:
-    """Return the costs of ended instances by type at today's prices.
+    """Return the costs of ended instances by type, at today's prices.
 
-    They are upper bounds, as each instance counts until a command found that it had ended.
+    The costs are upper bounds, since the hours of an instance count until a command found that it had ended.
     """
     found = []
     for kind, spot, limit in sorted({(each.type, each.spot, each.limit) for each in entries}):
@@ -111,7 +114,7 @@ def on_demand_price(cloud: Cloud, settings: Settings, name: str) -> float:
 
 
 def volume_price(cloud: Cloud, settings: Settings, kind: str) -> float:
-    """Return the price of a GiB of this kind of volume, such as gp3, in USD per hour.
+    """Return the price of a GiB of volumes of `kind`, such as gp3, in USD per hour.
 
     Raises SettingsError for an unknown price.
     """
@@ -124,7 +127,10 @@ def address_price(settings: Settings) -> float:
 
 
 def require_prices(cloud: Cloud, settings: Settings, types: Sequence[str], kinds: Sequence[str]) -> None:
-    """Raise SettingsError if prices are unknown; the message names all instance types and kinds of volumes without a price."""
+    """Raise SettingsError if a price is unknown.
+
+    The message names all instance types and kinds of volumes without a price.
+    """
     unknown, cause = dict[str, str](), ""
     for names, price, unit in ((types, on_demand_price, _HOUR), (kinds, volume_price, _MONTH)):
         for name in names:
@@ -137,7 +143,10 @@ def require_prices(cloud: Cloud, settings: Settings, types: Sequence[str], kinds
 
 
 class _UnknownPriceError(SettingsError):
-    """Error for prices that could not be read from AWS's price list because of `cause`. `units`: the unit of each price."""
+    """Error for prices that could not be read from AWS's price list because of `cause`.
+
+    `units`: the unit of each price, by the name of the type or kind.
+    """
 
     def __init__(self, region: str, units: Mapping[str, str], cause: str) -> None:
         names, table = ", ".join(units), ", ".join(f'"{name}" = {unit}' for name, unit in units.items())
@@ -183,7 +192,10 @@ def spot_price(cloud: Cloud, name: str, zone: str) -> float | None:
 
 @dataclass(frozen=True)
 class Standing:
-    """Nodes and volumes of a cluster. For each new node: its GiB of volumes (`gib`), and True if its address is `public`."""
+    """Nodes and volumes that a cluster has, and the equipment of each further node.
+
+    `gib`: GiB of volumes of a further node. `public`: True if it gets a public address.
+    """
 
     nodes: Sequence[Node]
     volumes: Sequence[Volume]
@@ -195,7 +207,7 @@ def most_per_hour(cloud: Cloud, settings: Settings, standing: Standing, types: S
     """Return the highest cost per hour of a cluster with one more node of each of `types`, including volumes and addresses.
 
     A spot instance costs at most its spot_price, or the on-demand price if spot_price is 0. Raises CapError if the sum exceeds
-    max_hourly_price, and SettingsError.
+    max_hourly_price, and SettingsError for an unknown price.
     """
     bought = [(node.type, node.limit) for node in standing.nodes] + [(name, settings.spot_price) for name in types]
     gib = [(each.kind, each.gib) for each in standing.volumes] + [("gp3", standing.gib) for _ in types]

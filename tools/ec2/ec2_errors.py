@@ -25,7 +25,7 @@
     ├── TakenTokenError          1   another launch has used a client token; callers look at the instances of that launch
     └── OthersError              1   another launch changes the same cluster; callers make a new plan
 
-A message is one line with the fault and the remedy.
+The message of each error is one line with the fault and the remedy.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class SettingsError(Ec2Error):
 
 
 class AccessError(SettingsError):
-    """Missing or expired credentials, or credentials without the permission."""
+    """Credentials are missing or expired, or lack the permission for a call."""
 
 
 class NotOfferedError(SettingsError):
-    """An instance type that the zone or the region does not have."""
+    """The zone or the region does not have an instance type."""
 
 
 class QuotaError(SettingsError):
@@ -68,7 +68,7 @@ class NoClusterError(SettingsError):
 
 
 class NoKeyPairError(SettingsError):
-    """A key pair that EC2 does not have, or no longer has."""
+    """EC2 does not have a key pair, or no longer has it."""
 
 
 class DeclinedError(SettingsError):
@@ -76,7 +76,7 @@ class DeclinedError(SettingsError):
 
 
 class CapacityError(Ec2Error):
-    """EC2 has no room for the instances in any place that was tried."""
+    """EC2 has no room for the instances in any of the zones that were tried."""
 
     exit_code = 3
 
@@ -92,19 +92,19 @@ class ThrottledError(Ec2Error):
 
 
 class DeadlineError(Ec2Error):
-    """A wait that ended without success."""
+    """A wait ended without success."""
 
     exit_code = 3
 
 
 class GivenUpError(Ec2Error):
-    """All restarts of a job are used up, or all its hours."""
+    """A job that is kept alive has used up all its restarts or all its hours."""
 
     exit_code = 3
 
 
 class NodeLostError(Ec2Error):
-    """An instance that EC2 ended by itself; `reason` is EC2's code, such as Server.SpotInstanceTermination."""
+    """EC2 itself ended an instance; `reason` is EC2's code, such as Server.SpotInstanceTermination."""
 
     exit_code = 3
 
@@ -125,7 +125,7 @@ class KeepError(Ec2Error):
 
 
 class RemoteError(Ec2Error):
-    """A command on a node that ended with a nonzero code."""
+    """A command on a node ended with a nonzero code."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
@@ -133,7 +133,7 @@ class RemoteError(Ec2Error):
 
 
 class AlreadyThereError(Ec2Error):
-    """A resource of that name exists already."""
+    """A resource of the same name exists already."""
 
 
 class NotShownError(Ec2Error):
@@ -141,7 +141,7 @@ class NotShownError(Ec2Error):
 
 
 class InUseError(Ec2Error):
-    """The resource is still in use, perhaps by a network card of an instance that has just ended."""
+    """A resource is still in use, perhaps by a network card of an instance that has just ended."""
 
 
 class SpentTokenError(Ec2Error):
@@ -153,7 +153,7 @@ class TakenTokenError(Ec2Error):
 
 
 class OthersError(Ec2Error):
-    """Another launch of the same cluster has changed it since the plan was made."""
+    """Another launch of the same cluster has changed the cluster since this launch made its plan."""
 
 
 class Named(Protocol):
@@ -167,7 +167,7 @@ class Named(Protocol):
 
 
 def failure(node: Named, what: str, code: int, stderr: str) -> Ec2Error:
-    """Return the typed error for a command that ended with the nonzero `code`."""
+    """Return the typed error for the command `what`, which ended on `node` with the nonzero `code`."""
     if code == UNREACHED and ("Host key verification failed" in stderr or "REMOTE HOST IDENTIFICATION" in stderr):
         return HostKeyError(
             f"{node.name} ({node.id}) shows another host key than its console did: somebody may be in between; "

@@ -23,7 +23,7 @@ def first_end(nodes: Sequence[Node]) -> datetime.datetime | None:
 
 
 def seconds_to_notice(nodes: Sequence[Node], now: datetime.datetime) -> float | None:
-    """Return the seconds from now until an hour before the first end, at least 0; None if no node ends itself."""
+    """Return the seconds until an hour before the first end of a node, at least 0; None if no node ends itself."""
     end = first_end(nodes)
     return max(0.0, (end - _NOTICE - now).total_seconds()) if end else None
 
@@ -41,10 +41,10 @@ def notice(nodes: Sequence[Node], now: datetime.datetime) -> str:
 
 
 def extend(cluster: Cluster, way: Access, now: datetime.datetime, confirm: Callable[[str], None]) -> list[Node]:
-    """Set the end of every node, first on the node and then in its tag. Return the nodes that were changed.
+    """Set the end of every node to max_hours after its start, first on the node and then in its tag.
 
-    This is safe to repeat: the hours count from the start of the node, not from now. Raises SettingsError if a node would end
-    within minutes.
+    Returns the nodes that were changed. The command is safe to repeat, since the hours count from the start of the node, not
+    from now. Raises SettingsError if a node would end within minutes.
     """
     hours = way.settings.max_hours
     changed = [node for node in way.nodes if node.hours != hours]

@@ -22,7 +22,7 @@ def example() -> str:
 
 
 def shown(value: Any) -> str:
-    """Return `value` in TOML."""
+    """Return `value` as TOML text."""
     if isinstance(value, Mapping):
         return "{ " + ", ".join(f"{to_json(key)} = {number}" for key, number in value.items()) + " }" if value else "{}"
     if isinstance(value, tuple):
@@ -31,7 +31,7 @@ def shown(value: Any) -> str:
 
 
 def spelled(setting: Setting) -> Any:
-    """Return the default of a setting, or the word that stands for it, if there is one."""
+    """Return the default of a setting, or the word that stands for this value in the file, if one exists."""
     return next((word for word, value in setting.rules.words.items() if value == setting.default), setting.default)
 
 

@@ -1,4 +1,4 @@
-"""Export of a job to another launcher, for users who outgrow this tool: a SkyPilot task."""
+"""Export of a job to another launcher, SkyPilot, for users who need more than this tool offers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ run: |
 
 
 def train_dir(words: Sequence[str]) -> str:
-    """Return the --train-dir of a command. Raises SettingsError if it has none, since the job could not be resumed."""
+    """Return the --train-dir of a command.
+
+    Raises SettingsError for a command without it, since its job could not be resumed.
+    """
     for index, word in enumerate(words):
         if word == "--train-dir" and index + 1 < len(words):
             return words[index + 1]

@@ -1,4 +1,4 @@
-"""The checkpoint that a shutdown keeps: the newest one, which is fetched with the records of its run before the nodes end."""
+"""The checkpoint that a shutdown keeps: the newest one, fetched together with the records of its run before the nodes end."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _TWO_MINUTES = 120  # seconds for the job's last checkpoint
 
 
 def keep(cluster: Cluster, settings: Settings, nodes: Sequence[Node]) -> str:
-    """Stop the job, fetch the newest checkpoint on the master, and return a line that says where it is.
+    """Stop the job, fetch the newest checkpoint from the master, and return a line that says where it is.
 
-    If no training can have run, nothing is fetched, and "" is returned. This holds if there is no master, if the master is
-    starting, or if it has started recently and has not shown its host key yet. Raises KeepError if the search for the checkpoint
-    fails, or if it cannot be fetched.
+    If no training can have run, nothing is fetched, and "" is returned. This is so if there is no master, if the master is
+    still starting, or if it has started recently and its host key is not known yet. Raises KeepError if the search for the
+    checkpoint fails, or if it cannot be fetched.
     """
     masters = [node for node in nodes if node.role == "master" and node.state != "pending"]
     if not masters:
@@ -44,9 +44,9 @@ def keep(cluster: Cluster, settings: Settings, nodes: Sequence[Node]) -> str:
 
 @dataclass(frozen=True)
 class Fetched:
-    """A fetched checkpoint: its name, its run's folder on the master, and the local folder.
+    """A fetched checkpoint: its `name`, the `folder` of its run on the master, and the local folder `target`.
 
-    The local folder is None if no checkpoint was found.
+    `target` is None if no checkpoint was found.
     """
 
     name: str = ""
@@ -79,9 +79,9 @@ def fetched(cluster: Cluster, settings: Settings, master: Node) -> Fetched | Non
 
 
 def _below(folder: str) -> PurePosixPath:
-    """Return the local place for a folder of a node, below a local folder.
+    """Return the relative local path for `folder`, the path of a folder on a node.
 
-    Raises Ec2Error for an unsafe name, since a node is not trusted.
+    Raises Ec2Error for an unsafe path, since a node is not trusted.
     """
     parts = PurePosixPath(folder).parts
     if not folder.isprintable() or ".." in parts:

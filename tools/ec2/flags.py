@@ -1,4 +1,4 @@
-"""Settings as flags of every command, and the objects that all commands share."""
+"""Settings as flags of every command, and objects that all commands share."""
 
 from __future__ import annotations
 
@@ -40,26 +40,29 @@ class CommandContext:
         return cluster_of(self.cloud, self.settings)
 
     def note(self, nodes: Sequence[Node]) -> list[LedgerEntry]:
-        """Record `nodes`, which EC2 shows now, in the ledger. Return the nodes that have ended."""
+        """Record `nodes`, which EC2 shows now, in the ledger. Return the ledger's entries of ended nodes."""
         cluster = self.cluster
         if self.cloud.dry_run:
             return []
         return note(self.settings, self.cloud.region, cluster.owner, nodes, datetime.datetime.now(datetime.UTC))
 
     def noted(self) -> tuple[list[Node], list[LedgerEntry]]:
-        """Return the live nodes and the ended ones."""
+        """Return the live nodes, and the ledger's entries of ended nodes."""
         nodes = self.cluster.nodes(LIVE + ENDED)
         return [node for node in nodes if node.state in LIVE], self.note(nodes)
 
     def way(self, *, complete: bool = False) -> Access:
-        """Return the access to the running nodes, or to the complete cluster. Wait for host keys that are not known yet."""
+        """Return the access to the running nodes; if `complete`, all nodes must run.
+
+        Wait for host keys that are not known yet.
+        """
         way = access(self.cluster, self.settings, complete=complete)
         if told := notice(way.nodes, datetime.datetime.now(datetime.UTC)):
             progress(told)
         return way
 
     def confirm(self, what: str) -> None:
-        """Return only if the user confirms `what`. Raises DeclinedError."""
+        """Ask the user to confirm the action `what`, and return if the user agrees. Raises DeclinedError otherwise."""
         if self.cloud.dry_run or self.yes:
             progress(what)
         elif not sys.stdin.isatty():
@@ -77,7 +80,7 @@ def _say(line: str) -> None:
 
 
 class _Command(click.Command):
-    """A command whose help lists its own options before the settings shared by all commands."""
+    """A command whose help lists its own options first, then the settings that all commands share."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         parts: dict[str, list[tuple[str, str]]] = {"Options": [], "Settings, each a key of cluster.toml too": []}

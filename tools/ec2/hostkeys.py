@@ -1,4 +1,4 @@
-"""Host keys of the nodes, pinned by instance id. They come from the consoles, on which the nodes print them at their start.
+"""Host keys of the nodes, pinned by instance id. Every node prints its keys on its console at its start.
 
 The console is read through EC2's API, so that an attacker between this machine and a node cannot substitute a key.
 """
@@ -28,8 +28,8 @@ _KEY = re.compile(r"\b(ssh-ed25519|ecdsa-sha2-nistp(?:256|384|521)|ssh-rsa) ([A-
 def pin(cluster: Cluster, settings: Settings, nodes: Sequence[Node], *, patient: bool = True) -> Path:
     """Return the path of a known_hosts file with the keys of all `nodes` by instance id. Fetch missing keys.
 
-    A key in the file is never replaced, since an instance keeps its keys for life. Raises HostKeyError if a console does not show
-    the keys within launch_deadline. If not `patient`, the console is read only once.
+    A key in the file is never replaced, since an instance keeps its keys for life. Raises HostKeyError if a console does not
+    show the keys within launch_deadline. If `patient` is False, each console is read only once.
     """
     path = settings.state / "known_hosts"
     try:
@@ -61,8 +61,8 @@ def pin(cluster: Cluster, settings: Settings, nodes: Sequence[Node], *, patient:
 def console_keys(cluster: Cluster, node: Node) -> list[str]:
     """Return the keys that `node` has printed, each as `TYPE BASE64`; empty if the console shows no keys yet.
 
-    EC2 keeps the output of the start, but shows it minutes later than the latest output. The latest output shows the keys early,
-    but no longer has them after some time.
+    EC2 offers two outputs. The latest output has the keys early, but loses them after some time. The output of the start keeps
+    them, but EC2 shows it minutes later.
     """
     try:
         keys = keys_in(cluster.cloud.ask("get_console_output", InstanceId=node.id, Latest=True).get("Output") or "")
@@ -74,9 +74,10 @@ def console_keys(cluster: Cluster, node: Node) -> list[str]:
 
 
 def keys_in(console: str) -> list[str]:
-    """Return the first keys in a console's output (text or base64), which the start printed before any user could log in.
+    """Return the first keys in a console's output, which is text or base64.
 
-    If other output has split a key, the key is restored or left out, since a wrong key would stay pinned.
+    The node printed the first keys at its start, before any user could log in. If other output interrupts a key, the key is
+    restored or left out, since a wrong key would stay pinned.
     """
     if re.fullmatch(r"[A-Za-z0-9+/=\s]+", console):
         with contextlib.suppress(ValueError):  # an ordinary word such as "login" matches too
@@ -89,7 +90,7 @@ def keys_in(console: str) -> list[str]:
 
 
 def _is_whole(kind: str, text: str) -> bool:
-    """Return True if `text` is exactly a base64 public key of this kind: strings with length prefixes (RFC 4253, 6.6)."""
+    """Return True if `text` is a complete public key of this kind in base64: strings with length prefixes (RFC 4253, 6.6)."""
     try:
         rest, strings = base64.b64decode(text, validate=True), []
     except ValueError:
@@ -104,7 +105,7 @@ def _is_whole(kind: str, text: str) -> bool:
 
 
 def pinned(path: Path) -> dict[str, list[str]]:
-    """Return the keys by instance id, except keys that an interrupted write has truncated."""
+    """Return the keys in the file by instance id. A key that an interrupted write has truncated is left out."""
     found: dict[str, list[str]] = {}
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
         host, _, key = line.partition(" ")
@@ -115,7 +116,7 @@ def pinned(path: Path) -> dict[str, list[str]]:
 
 
 def keep_keys(path: Path, keys: dict[str, list[str]]) -> None:
-    """Append keys by instance id to the file, in whole lines. Raises SettingsError if the file cannot be written."""
+    """Append `keys`, by instance id, to the file in whole lines. Raises SettingsError if the file cannot be written."""
     lines = [f"{host} {key}\n" for host, each in keys.items() for key in each]
     if lines:
         try:
@@ -130,6 +131,6 @@ def keep_keys(path: Path, keys: dict[str, list[str]]) -> None:
 
 
 def for_addresses(path: Path, nodes: Iterable[Node]) -> str:
-    """Return lines for a known_hosts file on the nodes. The nodes know each other by private addresses."""
+    """Return lines for a known_hosts file on the nodes, with private addresses, by which the nodes know each other."""
     keys = pinned(path)
     return "".join(f"{node.private_address} {key}\n" for node in nodes for key in keys[node.id])

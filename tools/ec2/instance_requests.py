@@ -27,7 +27,10 @@ _LTS = re.compile(r"ubuntu-[a-z]+-(\d+)\.04-")  # Ubuntu's April releases; those
 
 @dataclass(frozen=True)
 class Common:
-    """Settings that all nodes of a launch share. `launch`: the id by which the launch recognises its instances."""
+    """Settings that all nodes of a launch share.
+
+    `launch`: the id by which a launch recognises the instances that it has started.
+    """
 
     image: Image
     key: str
@@ -41,9 +44,9 @@ def start(
 ) -> set[str]:
     """Start exactly `count` nodes of `role` and return their ids, or raise.
 
-    If the call is repeated because its result is unknown, it returns the instances of the first call. If another launch has
-    started instances with the same `moment`, OthersError is raised while they live. If these instances have ended, new ones are
-    started.
+    `moment` describes the state of the cluster, and is part of the client token. A call that is repeated because its result is
+    unknown returns the instances of the first call. If another launch has started instances with the same `moment`, OthersError
+    is raised while these live. Once they have ended, new ones are started.
     """
     for life in range(_LIVES):
         wanted = request(cluster, settings, common, place, role, count, (*moment, life))
@@ -65,8 +68,9 @@ def request(
 ) -> dict[str, Any]:
     """Return the parameters of RunInstances for exactly `count` nodes of `role`.
 
-    The client token is derived from the cluster, the role, the place and `moment`. So if several launches see the same cluster,
-    EC2 starts instances for only one of them, even while it does not show these instances yet.
+    The client token is derived from the cluster, the role, the place and `moment`, which describes the state of the cluster. So
+    if several launches see the same state, EC2 starts instances for only one of them, even while it does not show these
+    instances yet.
     """
     # with all digits: not rounded up, and without an exponent
     limit = f"{settings.spot_price:.8f}".rstrip("0").rstrip(".") if settings.spot_price else ""
@@ -110,7 +114,7 @@ def _lives(cluster: Cluster, token: str) -> bool:
 
 
 def user_data(settings: Settings, role: str) -> str:
-    """Return the script that a node runs at its start. It sets timers that end the node, and thus its costs."""
+    """Return the script that a node runs at its start. The script sets timers that end the node, and thus its costs."""
     parts = [("end_after.sh", str(60 * settings.max_hours))] if settings.max_hours else []
     if settings.idle_minutes and (role != "master" or settings.lasts):
         parts.append(("end_when_idle.sh", f"{settings.ssh_username} {settings.idle_minutes}"))
@@ -146,7 +150,10 @@ class Image:
 
 
 def find_image(cloud: Cloud, image_id: str, architecture: str) -> Image:
-    """Return the image that `image_id` stands for. Raises SettingsError if there is no image for `architecture`."""
+    """Return the image that `image_id` names: an id, or an alias such as ubuntu for the newest image.
+
+    Raises SettingsError if there is no image for `architecture`.
+    """
     if image_id in _PUBLISHERS:
         owner, pattern = _PUBLISHERS[image_id]
         values = {"name": pattern, "architecture": architecture, "state": "available", "virtualization-type": "hvm"}

@@ -1,4 +1,4 @@
-"""Jobs on the cluster: commands started on the master, where they continue if the connection ends."""
+"""Jobs on the cluster: commands that are started on the master and continue there if the connection ends."""
 
 from __future__ import annotations
 
@@ -60,18 +60,19 @@ def start(way: Access, command: Sequence[str], counts: Sequence[int], where: str
 
 
 def _trust(command: Sequence[str]) -> list[str]:
-    """Return --trust-run for a resumed run.
+    """Return --trust-run for a resumed run that needs it.
 
-    The record of the run may name code, but its owner has already run this code on these nodes.
+    The record of the run may name code, which the owner of the run has already run on these nodes.
     """
     said = any(word.partition("=")[0] in ("--task", "--trust-run", "--no-trust-run") for word in command)
     return ["--trust-run"] if "--resume" in command and not said else []
 
 
 def _mpi(way: Access, command: Sequence[str], counts: Sequence[int]) -> list[str]:
-    """Return arguments of mpirun that restrict TCP to the network of the nodes, since an image may have other networks.
+    """Return arguments of mpirun for this cluster.
 
-    Numbered slots have no room for spares and additional servers. So if there are several ranks on a node, slots are
+    They restrict TCP to the network of the nodes, since an image may have other networks. With several ranks on a node, the
+    hostfile states the number of slots, which leaves no room for spares and additional servers. In this case slots are
     oversubscribed.
     """
     words = []
@@ -85,7 +86,7 @@ def _mpi(way: Access, command: Sequence[str], counts: Sequence[int]) -> list[str
 def common_network(addresses: Sequence[str]) -> str:
     """Return the smallest network that contains all `addresses`.
 
-    If Open MPI got a list of addresses instead, it would drop the addresses of other nodes.
+    Open MPI gets this network, because with a list of addresses it would ignore the addresses of other nodes.
     """
     first, *rest = (ipaddress.ip_interface(address) for address in addresses)
     network = first.network
@@ -97,8 +98,8 @@ def common_network(addresses: Sequence[str]) -> str:
 def follow(way: Access, job: str = "jobs/last", lines: str = "+1", *, watching: bool = False) -> int:
     """Print the log of a job until it has ended, and return the job's exit code.
 
-    The first interrupt asks the job to end, and the log is still followed. After a second interrupt, this function returns 130
-    and leaves the job running. With `watching`, the first interrupt does this already.
+    The first interrupt asks the job to end, and the log is still followed. A second interrupt returns 130 and leaves the job
+    running. If `watching`, the first interrupt does this already.
     """
     asked = watching
     while True:
@@ -124,7 +125,10 @@ def follow(way: Access, job: str = "jobs/last", lines: str = "+1", *, watching: 
 
 
 def _ended(process: subprocess.Popen[str], way: Access) -> int:
-    """Wait for `process` and return its code. Print a notice one hour before the nodes end themselves."""
+    """Wait for `process` and return its code.
+
+    If the wait lasts until one hour before the nodes end themselves, print a notice.
+    """
     seconds = seconds_to_notice(way.nodes, datetime.datetime.now(datetime.UTC))
     if seconds:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -134,12 +138,12 @@ def _ended(process: subprocess.Popen[str], way: Access) -> int:
 
 
 def show(way: Access, lines: int) -> int:
-    """Print the last `lines` lines of the last job's log, and return the exit code of this command, not of the job."""
+    """Print the last `lines` lines of the last job's log. Return the exit code of the printing command, not that of the job."""
     return _follower(way, "jobs/last", str(lines), "once").wait()
 
 
 def stop(way: Access) -> None:
-    """Ask the running job to write a checkpoint and end, if there is one."""
+    """Ask the running job, if any, to write a checkpoint and end."""
     way.script(way.master, "stop_job.sh", way.settings.remote_dir)
 
 

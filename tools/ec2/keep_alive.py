@@ -1,8 +1,8 @@
 """Keeping a job alive: follow the job, and if its nodes are lost, complete the cluster and resume the job.
 
-The loop is bounded in several ways. As always, a launch obeys max_instances and max_hourly_price. Restarts are counted in a file
-that outlives this process. Nodes that are started later end at most max_hours after the beginning. The loop ends after three
-restarts without a newer checkpoint. Nothing is restarted after a user has stopped the job or ended nodes of the cluster.
+The loop has several bounds. A launch obeys max_instances and max_hourly_price, like every launch. Restarts are counted in a
+file that outlives this process. Nodes that start later end at most max_hours after the beginning of the job. The loop ends
+after three restarts without a newer checkpoint. It also ends if a user has stopped the job or ended nodes of the cluster.
 """
 
 from __future__ import annotations
@@ -29,13 +29,16 @@ class Work(Protocol):
         """Return the exit code of the job after its end; None if the job was lost together with its master."""
 
     def was_stopped(self) -> str:
-        """Return the reason if a user ended the job or its nodes, otherwise an empty string."""
+        """Return the reason not to restart if a user ended the job or its nodes, otherwise an empty string."""
 
     def newest(self) -> str:
         """Return the newest checkpoint from which the job can resume; "" if no checkpoint is known."""
 
     def leave(self, charge: Charge, *, everything: bool) -> None:
-        """Fetch the files that exist only on these nodes. Then end all nodes if `everything`, else those that EC2 wants back."""
+        """Fetch the files that exist only on these nodes.
+
+        Then end the nodes that EC2 wants back, or all nodes if `everything`.
+        """
 
     def complete(self, charge: Charge, max_hours: int) -> None:
         """Launch the missing nodes and set them up. New nodes end themselves after `max_hours`."""
@@ -51,7 +54,7 @@ def _moment() -> datetime.datetime:
 def keep_alive(
     charge: Charge, settings: Settings, cloud: Cloud, work: Work, now: Callable[[], datetime.datetime] = _moment
 ) -> int:
-    """Follow the job through all restarts to its end, and return its code. Raises GivenUpError, SettingsError."""
+    """Follow the job through all restarts to its end, and return its exit code. Raises GivenUpError and SettingsError."""
     if not charge.job and not charge.used:
         _begin(charge, settings, work)
     while True:
@@ -81,7 +84,7 @@ def _begin(charge: Charge, settings: Settings, work: Work) -> None:
 
 
 def _again(charge: Charge, settings: Settings, cloud: Cloud, work: Work, now: Callable[[], datetime.datetime]) -> None:
-    """Restart the job within the remaining attempts. Each attempt counts, and is recorded before it begins."""
+    """Restart the job, in as many attempts as are left. Each attempt uses up a restart, and is recorded before it begins."""
     charge.job = ""
     everything = False  # True if there was no room next to the remaining nodes: then these end too
     for attempt in range(10**6):

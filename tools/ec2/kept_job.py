@@ -1,4 +1,4 @@
-"""`run --keep-alive`: begin a job that is kept alive, or continue with the job that an earlier process left."""
+"""`run --keep-alive`: begin a job that is kept alive, or continue a job that an earlier process of this tool kept alive."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RESTARTS = 5  # the default
 
 
 def run_kept(session: CommandContext, words: Sequence[str], sync: Path | None, restarts: int | None) -> int:
-    """Keep a job alive until it has ended, and return its code. Raises SettingsError and GivenUpError."""
+    """Keep a job alive until it has ended, and return its exit code. Raises SettingsError and GivenUpError."""
     settings = session.settings
     with record.held(settings):
         there = record.read(settings)
@@ -41,7 +41,7 @@ def run_kept(session: CommandContext, words: Sequence[str], sync: Path | None, r
 
 
 def begin(session: CommandContext, words: Sequence[str], restarts: int | None) -> Charge:
-    """Return the record of a new job that the user has confirmed. Raises SettingsError and DeclinedError."""
+    """Ask the user to confirm a new job, and return its record. Raises SettingsError and DeclinedError."""
     settings = session.settings
     if not words:
         raise SettingsError("there is no job to go on with: run --keep-alive -- train --train-dir runs/first ...")

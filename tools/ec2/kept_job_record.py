@@ -24,11 +24,11 @@ _FILE, _CODE, _LOCK = "keep-alive.json", "keep-alive.tar", "keep-alive.lock"
 
 @dataclasses.dataclass
 class Charge:
-    """The record of a job.
+    """The record of a job that is kept alive.
 
-    `words`: the command. `restarts`: the maximum number of restarts. `began`: the start in UTC. `job`: the running job, if any.
-    `steps`: the newest checkpoint before each restart. `brought`: the local folder of a checkpoint that was fetched from an ended
-    node.
+    `words`: the command. `restarts`: the maximum number of restarts. `began`: the start in UTC. `job`: the folder of the
+    running job, or "". `steps`: the newest checkpoint before each restart. `brought`: the local folder of a checkpoint that was
+    fetched from an ended node, or "".
     """
 
     words: list[str]
@@ -41,18 +41,18 @@ class Charge:
     brought: str = ""
 
     def hours_left(self, settings: Settings, now: datetime.datetime) -> int:
-        """Return the remaining hours of max_hours for new nodes, rounded up to whole hours; 0 if they are over."""
+        """Return the hours of max_hours that remain for new nodes, rounded up; 0 if all are used up."""
         gone = (now - datetime.datetime.fromisoformat(self.began)).total_seconds() / 3600
         return max(math.ceil(settings.max_hours - gone), 0)
 
 
 def code_of(settings: Settings) -> Path:
-    """Return the path of the archive of the user's code, which was packed when the job began."""
+    """Return the path of the archive with the user's code, which was packed when the job began."""
     return settings.state / _CODE
 
 
 def read(settings: Settings) -> Charge | None:
-    """Return the record, or None if there is no file. Raises SettingsError if the file cannot be read."""
+    """Return the record of the kept job, or None if there is no file. Raises SettingsError if the file cannot be read."""
     path = settings.state / _FILE
     try:
         return Charge(**json.loads(path.read_bytes()))
@@ -63,7 +63,7 @@ def read(settings: Settings) -> Charge | None:
 
 
 def write(settings: Settings, charge: Charge) -> None:
-    """Replace the file atomically by a file with `charge`. Raises SettingsError."""
+    """Replace the record of the kept job atomically by `charge`. Raises SettingsError if it cannot be written."""
     path = settings.state / _FILE
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -75,16 +75,16 @@ def write(settings: Settings, charge: Charge) -> None:
 
 
 def forget(settings: Settings) -> None:
-    """Remove the record and its copy of the code."""
+    """Remove the record of the kept job, and the archive of its code."""
     for name in (_FILE, _CODE):
         (settings.state / name).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def held(settings: Settings) -> Iterator[None]:
-    """Hold the lock with which only one process of this machine keeps a job of the cluster alive.
+    """Hold a lock, so that only one process of this machine keeps a job of the cluster alive.
 
-    Raises SettingsError if it is taken.
+    Raises SettingsError if another process holds the lock.
     """
     settings.state.mkdir(parents=True, exist_ok=True, mode=0o700)
     with (settings.state / _LOCK).open("w") as lock:

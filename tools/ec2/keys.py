@@ -18,7 +18,7 @@ from psnode_ec2.settings import Settings
 def public_key(keyfile: Path) -> str:
     """Return the public half of the private key in `keyfile`, in the form of authorized_keys.
 
-    Raises SettingsError for an unusable key. ssh also refuses a key that other users may read.
+    Raises SettingsError for an unusable key. A key that other users may read is unusable, since ssh refuses it.
     """
     remedy = "set path_to_keyfile, or make one: ssh-keygen -t ed25519"
     try:
@@ -44,9 +44,10 @@ def public_key(keyfile: Path) -> str:
 
 
 def check_key(cluster: Cluster, settings: Settings, public: str, nodes: Sequence[Node]) -> None:
-    """Check that the key pair `key_name` exists and has the public key `public`.
+    """Check that nodes accept the user's key, whose public half is `public`. Raises SettingsError otherwise.
 
-    Without `key_name`, check that no key pair of `nodes` has another public key. Raises SettingsError.
+    If `key_name` is set, the key pair of this name must exist and have this public key. Otherwise no key pair of `nodes` may
+    have another one.
     """
     if settings.key_name:
         (pair,) = cluster.cloud.ask("describe_key_pairs", KeyNames=[settings.key_name], IncludePublicKey=True)["KeyPairs"]
@@ -65,9 +66,10 @@ def check_key(cluster: Cluster, settings: Settings, public: str, nodes: Sequence
 
 
 def ensure_key(cluster: Cluster, settings: Settings, public: str, launch: str) -> str:
-    """Return the name of the EC2 key pair: `key_name` if set, otherwise the cluster's key pair for `public`, made if missing.
+    """Return the name of the EC2 key pair for new nodes: `key_name` if set, otherwise the cluster's key pair for `public`.
 
-    Launches with different keys make one key pair each, so that the nodes of a launch accept only the key of that launch.
+    A missing key pair of the cluster is made. Launches with different keys make one key pair each, so that the nodes of a
+    launch accept only the key of that launch.
     """
     if settings.key_name:
         return settings.key_name
@@ -90,5 +92,5 @@ def _key_pairs(cluster: Cluster) -> list[dict[str, Any]]:
 
 
 def _same(pair: dict[str, Any], public: str) -> bool:
-    """Return True if an EC2 key pair has the public key `public`, ignoring comments, or if EC2 does not show the key."""
+    """Return True if an EC2 key pair has the public key `public`, or if EC2 does not show its key. Comments are ignored."""
     return "PublicKey" not in pair or pair["PublicKey"].split()[:2] == public.split()[:2]

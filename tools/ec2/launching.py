@@ -1,4 +1,4 @@
-"""Launch: complete a cluster, or start one in a place with room. Everything is read before the first change."""
+"""Launch: complete a cluster, or start one in a place with room. All information is read before the first change."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _ROUNDS = 8  # maximum plans of a launch while other launches change the same cl
 
 
 def launch(cluster: Cluster, settings: Settings, confirm: Callable[[str], None]) -> list[Node]:
-    """Bring the cluster to its size and wait until every node runs. `confirm` raises DeclinedError if the user declines.
+    """Bring the cluster to its size, and wait until every node runs. `confirm` raises DeclinedError if the user declines.
 
-    All started resources carry the id of this launch, and the launch ends no others. If another launch changes the cluster in the
-    meantime, for example during the question to the user, a new plan is made and confirmed.
+    All started resources carry the id of this launch, and the launch ends no others. If another launch changes the cluster in
+    the meantime, for example while the user is asked, a new plan is made and confirmed.
     """
     mine, started = secrets.token_hex(8), set[str]()
     try:
@@ -56,7 +56,7 @@ def _once(cluster: Cluster, settings: Settings, confirm: Callable[[str], None], 
 
 
 def require(cloud: Cloud, settings: Settings) -> None:
-    """Raise SettingsError if the key, the region or the credentials are missing. The message names all that are missing.
+    """Raise SettingsError if the key, the region or the credentials are missing. The message names everything that is missing.
 
     No call to AWS is made.
     """
@@ -64,7 +64,7 @@ def require(cloud: Cloud, settings: Settings) -> None:
 
 
 def _together(*checks: Callable[[], str | None]) -> list[str | None]:
-    """Return the results of all checks. If some fail, raise one SettingsError with the messages of all that fail."""
+    """Return the results of all checks. If checks fail, raise one SettingsError with all their messages."""
     results, failed = list[str | None](), list[SettingsError]()
     for check in checks:
         try:

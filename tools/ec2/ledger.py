@@ -1,6 +1,7 @@
-"""The ledger of the nodes that commands on this machine have seen. `cost` needs it: EC2 forgets a node an hour after its end.
+"""The ledger: a record of the nodes that commands on this machine have seen. Only the command `cost` uses it.
 
-The ledger is a JSON file in state_dir, and only `cost` uses it. The tags state which resources exist, and who owns them.
+EC2 forgets a node an hour after its end, so the ledger keeps the node's data, in a JSON file in state_dir. The resources that
+exist, and their owners, are always read from tags.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ _FILE = "nodes.json"
 
 @dataclass(frozen=True)
 class LedgerEntry:
-    """A node. `ended`: the first time at which a command found that the node had ended, in UTC; "" while it lives."""
+    """A node in the ledger.
+
+    `ended`: the time, in UTC, at which a command first found that the node had ended; "" while it lives.
+    """
 
     id: str
     name: str
@@ -38,16 +42,19 @@ class LedgerEntry:
     ended: str = ""
 
     def hours(self, now: datetime.datetime) -> float:
-        """Return the most hours that the node can have lived: until it was found ended, or had to end itself."""
+        """Return the most hours that the node can have lived until `now`.
+
+        Its life ends when a command found it ended or when it had to end itself, whichever is earlier.
+        """
         last = min(datetime.datetime.fromisoformat(text) for text in (self.ended, self.ends, now.isoformat()) if text)
         return max((last - datetime.datetime.fromisoformat(self.launched)).total_seconds() / 3600, 0.0)
 
 
 def note(settings: Settings, region: str, owner: str, nodes: Sequence[Node], now: datetime.datetime) -> list[LedgerEntry]:
-    """Record `nodes`, and return the ended entries, oldest first.
+    """Record `nodes` in the ledger, and return the entries of ended nodes, oldest first.
 
-    `nodes`: all nodes of the cluster that EC2 shows now, including ended ones. A file that cannot be read counts as empty. A file
-    that cannot be written is left as it is.
+    `nodes`: all nodes of the cluster that EC2 shows now, including ended ones. A ledger that cannot be read counts as empty. A
+    ledger that cannot be written is left as it is.
     """
     live = {node.id for node in nodes if node.state in LIVE}
     with _opened(settings.state / _FILE) as entries:
@@ -67,7 +74,7 @@ def note(settings: Settings, region: str, owner: str, nodes: Sequence[Node], now
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[dict[str, LedgerEntry]]:
-    """Yield the entries of the file by id, and write them back at exit. A lock admits one command at a time."""
+    """Yield the entries of the file by id, and write them back at exit. A lock admits only one command at a time."""
     with contextlib.ExitStack() as stack:
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

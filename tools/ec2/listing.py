@@ -1,4 +1,4 @@
-"""Clusters of an account in all regions, and notes for a shutdown: nodes of other owners or regions, and volumes that remain."""
+"""Clusters of an account in all regions, and notes for a shutdown on nodes and volumes that it does not end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Listed:
-    """A cluster with live nodes: their numbers by state and by type, and the first start and first end in UTC."""
+    """A cluster with live nodes: the numbers of nodes by state and by type, and the first start and first end in UTC."""
 
     region: str
     cluster: str
@@ -46,7 +46,7 @@ class Listed:
 
 
 def clusters(cloud: Cloud) -> tuple[list[Listed], list[str]]:
-    """Return the clusters, sorted by region, name and owner, and a line for each region that did not answer."""
+    """Return the clusters in all regions, sorted by region, name and owner, and a line for each region that did not answer."""
     found, failed = list[Listed](), list[str]()
     for part in over_regions(cloud, _in_region):
         if isinstance(part, str):
@@ -86,7 +86,10 @@ def _listed(region: str, name: str, owner: str, instances: Sequence[Mapping[str,
 
 
 def over_regions(cloud: Cloud, work: Callable[[Cloud], Result]) -> list[Result]:
-    """Apply `work` in the cloud's own region, and then in all others concurrently. Raises Ec2Error without a list of regions."""
+    """Apply `work` in the cloud's own region, and then in all other regions concurrently.
+
+    Raises Ec2Error if the list of regions cannot be read.
+    """
     regions = [each["RegionName"] for each in cloud.ask("describe_regions")["Regions"]]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         others = pool.map(lambda region: work(cloud.in_region(region)), sorted(set(regions) - {cloud.region}))
@@ -94,7 +97,10 @@ def over_regions(cloud: Cloud, work: Callable[[Cloud], Result]) -> list[Result]:
 
 
 def other_nodes(cluster: Cluster) -> list[str]:
-    """Return a line for each other owner or region with nodes of a cluster with this name, and for each silent region."""
+    """Return lines about nodes of a cluster with this name that belong to other owners or run in other regions.
+
+    Each owner has a line for each region with such nodes. A region that does not answer has a line too.
+    """
     here = cluster.cloud.region
 
     def look(cloud: Cloud) -> list[str]:
@@ -124,7 +130,7 @@ def _in(cloud: Cloud, cluster: Cluster, *, here: bool) -> list[str]:
 
 
 def lasting_volumes(cluster: Cluster, nodes: Sequence[Node]) -> list[str]:
-    """Return a line for each volume that does not end with its node, or is attached to no node."""
+    """Return a line for each volume that remains when its node ends, or that is attached to no node."""
     names = {node.id: node.name for node in nodes}
     try:
         found = volumes_of(cluster, nodes)

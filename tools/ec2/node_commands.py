@@ -103,7 +103,7 @@ def _run(
 
 
 def _end(session: CommandContext, code: int, shutdown: bool) -> NoReturn:
-    """Exit with the job's code. With `shutdown`, end the cluster first, unless the job still runs (130) or was refused (2)."""
+    """Exit with the job's code. If `shutdown`, end the cluster first, unless the job still runs (130) or was refused (2)."""
     if shutdown and code not in (_REFUSED, _INTERRUPTED):
         from psnode_ec2.shutdown import close
 

@@ -1,4 +1,4 @@
-"""Places for the cluster: zones that have a subnet and offer the instance types, in the order in which they are tried."""
+"""Places for the cluster: zones with a subnet that offer the instance types, in the order in which they are tried."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ _DAY = datetime.timedelta(days=1)
 
 @dataclass(frozen=True)
 class Place:
-    """A zone, its subnet, and the instance types to start in it. `maps`: True if the subnet itself assigns public addresses."""
+    """A zone, its subnet, and the instance types to start in it.
+
+    `maps`: True if the subnet itself assigns public addresses.
+    """
 
     zone: str
     subnet: str
@@ -32,7 +35,7 @@ class Place:
 
 
 def architecture_of(cloud: Cloud, types: Sequence[str]) -> str:
-    """Return a processor architecture common to all `types`. Raises SettingsError if there is none."""
+    """Return a processor architecture that all `types` have in common. Raises SettingsError if there is none."""
     found = cloud.ask("describe_instance_types", InstanceTypes=sorted(set(types)))["InstanceTypes"]
     by_type = {each["InstanceType"]: set(each["ProcessorInfo"]["SupportedArchitectures"]) - {"i386"} for each in found}
     common = set.intersection(*by_type.values()) if by_type else set()
@@ -43,7 +46,10 @@ def architecture_of(cloud: Cloud, types: Sequence[str]) -> str:
 
 
 def places(cloud: Cloud, settings: Settings, only: str = "") -> list[Place]:
-    """Return the places to try, best first; with `only`, only those in this zone. Raises NotOfferedError and SettingsError."""
+    """Return the places to try, best first; if `only` is given, only those in this zone.
+
+    Raises NotOfferedError and SettingsError.
+    """
     subnets = _subnets(cloud, settings)
     wanted = [only] if only else [zone for zone in (settings.availability_zone, *settings.fallback_zones) if zone]
     if unknown := [zone for zone in wanted if zone not in subnets]:
@@ -69,7 +75,7 @@ def places(cloud: Cloud, settings: Settings, only: str = "") -> list[Place]:
 
 
 def _subnets(cloud: Cloud, settings: Settings) -> dict[str, tuple[str, str, bool, str]]:
-    """Return for each zone the subnet, its VPC, if it assigns public addresses, and the zone's id."""
+    """Return by zone: the subnet, its VPC, True if the subnet assigns public addresses, and the zone's id."""
     if settings.subnet_id:
         found = cloud.ask("describe_subnets", SubnetIds=[settings.subnet_id])
     else:
@@ -95,10 +101,11 @@ def _offers(cloud: Cloud, types: set[str]) -> set[tuple[str, str]]:
 
 
 def by_market(cloud: Cloud, settings: Settings, places: Sequence[Place]) -> list[Place]:
-    """Return `places` in the order of place_order. Places without data from EC2 come last, in the given order.
+    """Return `places` in the order of the setting place_order. Places for which EC2 has no data come last, in the given order.
 
     The price of a place is that of the whole cluster for an hour, at each type's highest price of the last 24 hours, so that
-    short dips do not count. The score, from 1 to 10, rates the chance that the zone has room for the nodes, if EC2 gives a score.
+    short dips do not count. The score, from 1 to 10, rates the chance that the zone has room for the nodes; EC2 does not always
+    give one.
     """
     if settings.place_order == "given" or len(places) < 2:
         return list(places)
@@ -120,7 +127,7 @@ def by_market(cloud: Cloud, settings: Settings, places: Sequence[Place]) -> list
 
 
 def _prices(cloud: Cloud, places: Sequence[Place]) -> dict[tuple[str, str], float]:
-    """Return the highest spot price of the last day by type and zone, in USD an hour."""
+    """Return the highest spot price of the last 24 hours by type and zone, in USD per hour."""
     found = cloud.ask(
         "describe_spot_price_history",
         InstanceTypes=sorted({name for place in places for name in (place.master_type, place.worker_type)}),

@@ -1,4 +1,4 @@
-"""IAM policies as JSON with the least permissions: for the nodes, which keep checkpoints, and for users of this tool."""
+"""IAM policies with the least permissions, as JSON: for the nodes, which store checkpoints, and for users of this tool."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _READING = (
 
 
 def policy(kind: str, settings: Settings) -> str:
-    """Return a policy as JSON for `aws iam`: iam-policy, iam-trust or iam-user.
+    """Return the policy `kind` as JSON for `aws iam`.
 
     iam-policy is for the nodes' role, iam-trust for the service that may take this role, and iam-user for users of this tool.
     """
@@ -33,7 +33,10 @@ def policy(kind: str, settings: Settings) -> str:
 
 
 def _nodes(settings: Settings) -> list[dict[str, Any]]:
-    """Return the statements for the cluster's prefix of the bucket. Raises SettingsError if checkpoints is not set."""
+    """Return the statements that let the nodes use the cluster's prefix of the bucket.
+
+    Raises SettingsError if the setting checkpoints is empty.
+    """
     if not settings.checkpoints:
         raise SettingsError("checkpoints is not set: name the bucket, --checkpoints s3://BUCKET/PREFIX")
     bucket, _, prefix = settings.store.removeprefix("s3://").partition("/")
@@ -94,7 +97,7 @@ def _user(settings: Settings) -> list[dict[str, Any]]:
 
 
 def _arn(settings: Settings) -> str:
-    """Return the ARN prefix of the region's partition."""
+    """Return the beginning of ARNs in the partition of AWS to which the region belongs."""
     return "arn:aws" + next(
         (part for start, part in (("cn-", "-cn"), ("us-gov-", "-us-gov")) if settings.region.startswith(start)), ""
     )

@@ -1,4 +1,4 @@
-"""Setup: make the nodes known to each other, mount the shared directory, install psnode."""
+"""Setup: make the nodes known to each other, mount the shared directory, and install psnode."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _FORWARDED = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL")
 
 
 def prepare(way: Access, package: str) -> None:
-    """Bring all nodes to the state that `run` needs. This is safe to repeat. `package` is a result of `package_of`.
+    """Bring all nodes to the state that `run` needs. This is safe to repeat. `package`: the value that `package_of` yields.
 
     Raises RemoteError with the message of the first node that fails.
     """
@@ -65,7 +65,7 @@ def prepare(way: Access, package: str) -> None:
 def install(way: Access, what: str, constraints: Path | None) -> str:
     """Install the package `what` on all nodes, with the versions that `constraints` allow. Return psnode's version.
 
-    If some nodes have psnode already, new nodes get the same versions of all packages.
+    If some nodes already have psnode, new nodes get the same versions of all packages as these nodes.
     """
     before = way.everywhere(way.nodes, "versions.sh", way.settings.venv)
     ready = [node for node, text in zip(way.nodes, before, strict=True) if text]
@@ -93,7 +93,7 @@ def _install(way: Access, nodes: Sequence[Node], what: str, constraints: Path | 
 
 
 def without_secrets(package: str) -> tuple[str, dict[str, str]]:
-    """Return `package` without user, password or token in its URL, and the variables with which git sends these.
+    """Return `package` without user, password or token in its URL, and environment variables with which git sends these.
 
     All users of a machine can read the command lines of pip and git, but not their environment. Raises SettingsError for a URL
     with a secret that pip fetches without git, since pip has no such variables.
@@ -115,9 +115,9 @@ def without_secrets(package: str) -> tuple[str, dict[str, str]]:
 
 
 def constraints_of(settings: Settings) -> Path | None:
-    """Return the constraints file for pip: the configured one, otherwise that of the checkout that will be installed.
+    """Return the constraints file for pip: the configured file, otherwise that of the checkout that will be installed.
 
-    Returns None if there is neither file. Raises SettingsError if the configured file does not exist.
+    None if neither exists. Raises SettingsError if the configured file does not exist.
     """
     if settings.constraints:
         path = settings.constraints.expanduser()
@@ -141,9 +141,10 @@ def version() -> str:
 
 @contextmanager
 def package_of(package: str, *, dry_run: bool) -> Iterator[str]:
-    """Yield the package to install: a wheel on this machine, built if `package` is a folder, or a pip requirement unchanged.
+    """Yield the package to install: the path of a wheel on this machine, or a pip requirement.
 
-    The default is the checkout that contains this file or, if this tool is installed, psnode in the same version.
+    If `package` is a folder, a wheel is built from it; a requirement is yielded unchanged. The default is the checkout that
+    contains this file or, if this tool is installed, psnode in the same version.
     """
     if not package and not (_CHECKOUT / "setup.cfg").is_file():
         package = f"psnode=={version()}"
@@ -166,12 +167,12 @@ def package_of(package: str, *, dry_run: bool) -> Iterator[str]:
 
 
 def is_path(package: str) -> bool:
-    """Return True if `package` is a local path: ., a/b, or a.whl, but no URL. No requirement has this form."""
+    """Return True if `package` is a local path, such as ., a/b or a.whl, and not a URL. No pip requirement has this form."""
     return "://" not in package and (package in (".", "..", "~") or "/" in package or package.endswith(".whl"))
 
 
 def _build(checkout: Path, folder: Path) -> Path:
-    """Return a wheel of `checkout`, built from a copy so that the checkout is not written to."""
+    """Return a wheel of `checkout`, built from a copy, so that nothing is written into the checkout."""
     if not (checkout / "setup.cfg").is_file():
         raise SettingsError(f"{checkout} is no checkout of psnode: set package to one, or to a wheel or a requirement")
     for name in SOURCES:

@@ -1,6 +1,6 @@
-"""Ranks of a job by node: rank 0 on the master's node, workers by the number of GPUs or by the settings.
+"""Ranks of a job by node: rank 0 on the master's node, and workers by the number of GPUs or by the settings.
 
-mpirun fills the nodes in this order, so that the ranks of a node are consecutive; a rank's local rank chooses its GPU.
+mpirun fills the nodes in this order, so that the ranks of a node are consecutive. The local rank of a rank chooses its GPU.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def slots(cloud: Cloud, settings: Settings, nodes: Sequence[Node]) -> list[int]:
 def lines(nodes: Sequence[Node], counts: Sequence[int]) -> list[str]:
     """Return a hostfile line for each node with ranks.
 
-    If each node has one rank, the lines have no slots, which leaves room for spares.
+    If each node has one rank, the lines state no number of slots, which leaves room for spares.
     """
     if all(count == 1 for count in counts):
         return [node.private_address for node in nodes]
@@ -43,7 +43,7 @@ def lines(nodes: Sequence[Node], counts: Sequence[int]) -> list[str]:
 
 
 def gpus_of(cloud: Cloud, types: Sequence[str]) -> dict[str, int]:
-    """Return the number of GPUs by instance type."""
+    """Return the number of GPUs of each instance type in `types`."""
     found = cloud.ask("describe_instance_types", InstanceTypes=list(types))["InstanceTypes"]
     return {each["InstanceType"]: sum(gpu["Count"] for gpu in each.get("GpuInfo", {}).get("Gpus", [])) for each in found}
 

@@ -36,7 +36,10 @@ class Children:
         self._interrupted = False
 
     def map(self, work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-        """Apply `work` to all items concurrently. The first error is raised when all calls have ended; an interrupt ends them."""
+        """Apply `work` to all items concurrently.
+
+        The first error is raised after all calls; an interrupt ends the running processes.
+        """
         pool = ThreadPoolExecutor(_AT_ONCE)
         try:
             return [future.result() for future in [pool.submit(work, item) for item in items]]
@@ -50,7 +53,7 @@ class Children:
             pool.shutdown(cancel_futures=self._interrupted)
 
     def run(self, line: Sequence[str], text: str = "") -> subprocess.CompletedProcess[str]:
-        """Run the command `line` with `text` as its standard input."""
+        """Run the command `line` with `text` as its standard input, and return its code and output."""
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         with self.started(line, text=True, **pipes) as process:
             out, err = process.communicate(text)
@@ -58,7 +61,10 @@ class Children:
 
     @contextmanager
     def started(self, line: Sequence[str], **how: Any) -> Iterator[subprocess.Popen[Any]]:
-        """Start a process and wait for its end when the context exits. Raises KeyboardInterrupt if `map` was interrupted."""
+        """Start a process, and wait for its end when the context exits.
+
+        Raises KeyboardInterrupt instead if an interrupt has ended `map`.
+        """
         with self._lock:
             if self._interrupted:
                 raise KeyboardInterrupt
@@ -77,7 +83,7 @@ class Children:
 
 @dataclass(frozen=True)
 class Access:
-    """Access to the nodes of a cluster. With `dry_run`, commands are not run on nodes, but printed."""
+    """Access to the nodes of a cluster. If `dry_run`, commands are printed instead of run."""
 
     settings: Settings
     nodes: list[Node]
@@ -98,7 +104,10 @@ class Access:
         return chosen
 
     def options(self, node: Node, *, batch: bool = True) -> list[str]:
-        """Return ssh options. The node must show the host key that is pinned for its instance id, whatever its address is."""
+        """Return ssh options for `node`.
+
+        Whatever its address, the node must show the host key that is pinned for its instance id.
+        """
         values = {
             "IdentityFile": _quoted(self.settings.keyfile),
             "IdentitiesOnly": "yes",
@@ -132,8 +141,8 @@ class Access:
     def script(self, node: Node, name: str, *arguments: str, env: dict[str, str] | None = None) -> str:
         """Run the script `name` of this package on a node with bash, and return its output. Raises RemoteError.
 
-        Variables and arguments are sent through standard input, because other users can read a command line, and its words are
-        limited in length.
+        Variables and arguments are sent through standard input, because other users can read a command line, and because the
+        length of its words is limited.
         """
         if self.dry_run:
             variables = "".join(f"{key}=... " for key in env or {})  # a value may be a secret
@@ -147,7 +156,7 @@ class Access:
         return done.stdout
 
     def everywhere(self, nodes: Sequence[Node], name: str, *arguments: str, env: dict[str, str] | None = None) -> list[str]:
-        """Run a script on several nodes concurrently, and return its outputs. The first error is raised when all have ended."""
+        """Run a script on several nodes concurrently, and return its outputs. The first error is raised after all have ended."""
         return self.children.map(lambda node: self.script(node, name, *arguments, env=env), nodes)
 
     def reach(self) -> None:
@@ -176,7 +185,7 @@ class Access:
 
 
 def access(cluster: Cluster, settings: Settings, *, complete: bool = False) -> Access:
-    """Return access to the running nodes, with their host keys pinned. With `complete`, the whole cluster must be running.
+    """Return access to the running nodes, with their host keys pinned. If `complete`, all nodes of the cluster must be running.
 
     Raises NoClusterError, HostKeyError and SettingsError.
     """

@@ -20,7 +20,10 @@ _MOST_VALUES = 200  # maximum values of one filter
 
 
 def ensure_firewall(cluster: Cluster, settings: Settings, vpc: str, ssh_from: str, launch: str) -> str:
-    """Return the id of the cluster's security group. It admits port 22 from `ssh_from`, and all traffic between members."""
+    """Return the id of the cluster's security group, made if missing.
+
+    The group admits port 22 from `ssh_from`, and all traffic between its members.
+    """
 
     def found() -> str | None:
         filters = [*cluster.filters(), {"Name": "vpc-id", "Values": [vpc]}]
@@ -40,14 +43,17 @@ def ensure_firewall(cluster: Cluster, settings: Settings, vpc: str, ssh_from: st
 
 
 def let_in(cluster: Cluster, settings: Settings, ssh_from: str) -> None:
-    """Open the cluster's security group, if it exists, only to `ssh_from`, since the owner's address may have changed."""
+    """Let only `ssh_from` reach the cluster's nodes by ssh, since the owner's address may have changed.
+
+    Nothing is done if the cluster has no security group.
+    """
     for group in cluster.cloud.ask("describe_security_groups", Filters=cluster.filters())["SecurityGroups"]:
         if cluster.owns(group):
             _settle_rules(cluster, settings, group["GroupId"], ssh_from)
 
 
 def _settle_rules(cluster: Cluster, settings: Settings, group: str, ssh_from: str) -> None:
-    """Change the group's ingress rules to the required ones, by adding and removing the differences."""
+    """Bring the group's ingress rules to the required ones: remove superfluous rules and add missing ones."""
     cloud = cluster.cloud
     new = cloud.dry_run and group.startswith("(")
     there = {} if new else cloud.ask("describe_security_groups", GroupIds=[group])["SecurityGroups"][0]
@@ -84,7 +90,10 @@ def _permission(protocol: str, first: int, last: int, family: str, value: str) -
 
 
 def ensure_placement(cluster: Cluster, launch: str) -> str:
-    """Return the name of the cluster's placement group. AWS puts the instances of such a group on one fast network."""
+    """Return the name of the cluster's placement group, made if missing.
+
+    AWS puts the instances of such a group on one fast network.
+    """
 
     def found() -> str | None:
         groups = cluster.cloud.ask("describe_placement_groups", Filters=cluster.filters())["PlacementGroups"]
@@ -98,9 +107,9 @@ def ensure_placement(cluster: Cluster, launch: str) -> str:
 
 
 def ensure(cluster: Cluster, kind: str, found: Callable[[], str | None], make: Callable[[], None]) -> str:
-    """Return the result of `found`, after calling `make` if needed.
+    """Return the name or id of a resource of `kind`, which `found` looks up and `make` makes if it is missing.
 
-    Raises SettingsError if a resource without our tags has the same name.
+    Raises SettingsError if a resource of the same name lacks this cluster's tags.
     """
     if (there := found()) is not None:
         return there
@@ -121,7 +130,10 @@ def ensure(cluster: Cluster, kind: str, found: Callable[[], str | None], make: C
 
 
 def own_range(cloud: Cloud, settings: Settings) -> str:
-    """Return the range of addresses that may reach port 22. Raises SettingsError if this machine's address is unknown."""
+    """Return the range of addresses that may reach port 22: ssh_from or, if it is auto, this machine's public address.
+
+    Raises SettingsError if this address cannot be found out.
+    """
     if settings.ssh_from != "auto":
         return str(ipaddress.ip_network(settings.ssh_from))  # convert to EC2's notation
     if cloud.dry_run:
@@ -140,7 +152,7 @@ def own_range(cloud: Cloud, settings: Settings) -> str:
 class Volume:
     """An EBS volume.
 
-    `node`: the instance to which it is attached, if any. `stays`: True if it does not end with this instance.
+    `node`: the id of the instance to which it is attached, or "". `stays`: True if it remains when this instance ends.
     """
 
     id: str
@@ -152,7 +164,7 @@ class Volume:
 
 
 def volumes_of(cluster: Cluster, nodes: Sequence[Node]) -> list[Volume]:
-    """Return the volumes of the cluster and of `nodes`, sorted by id, except those that are being deleted."""
+    """Return the volumes of the cluster and those attached to `nodes`, sorted by id, except volumes that are being deleted."""
     names = [node.id for node in nodes]
     parts = [names[first : first + _MOST_VALUES] for first in range(0, len(names), _MOST_VALUES)]
     filters = [cluster.filters(), *([{"Name": "attachment.instance-id", "Values": part}] for part in parts)]

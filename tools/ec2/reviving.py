@@ -1,4 +1,4 @@
-"""The actions that keep a job alive, on EC2 and on the nodes: follow the job, leave nodes, complete the cluster, and resume."""
+"""The actions that keep a job alive, on EC2 and on the nodes: follow the job, end nodes, complete the cluster, and resume."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _INTERRUPTION, _REBALANCE = "spot/instance-action", "events/recommendations/reba
 
 
 class Revival:
-    """The `Work` of `keep_alive` on a cluster. With `adopts`, a job that already runs counts as the job to keep alive."""
+    """The `Work` of `keep_alive` on a cluster. If `adopts`, a job that already runs counts as the job to keep alive."""
 
     def __init__(self, cluster: Cluster, settings: Settings, words: Sequence[str], *, synced: bool, adopts: bool) -> None:
         self._cluster, self._settings, self._words = cluster, settings, list(words)
@@ -36,7 +36,10 @@ class Revival:
         self._seen = {node.id for node in cluster.nodes()}
 
     def follow(self, job: str) -> int | None:
-        """Follow the job. If the connection ends, connect again as long as EC2 shows a running master."""
+        """Follow the job. If the connection ends, connect again as long as EC2 shows a running master.
+
+        Returns the job's exit code, or None if the master is lost.
+        """
         lines, self._job = "+1", job
         for attempt in range(_LOOKS):
             try:
@@ -65,9 +68,10 @@ class Revival:
         return self._script("newest_step.sh", self._settings.remote_dir, str(self._run))
 
     def leave(self, charge: Charge, *, everything: bool) -> None:
-        """End nodes after the newest checkpoint is safe.
+        """End all nodes if `everything`, otherwise those that EC2 wants back, after the newest checkpoint is safe.
 
-        If the master stores checkpoints elsewhere, wait for its uploads; otherwise fetch the newest checkpoint.
+        Before the master ends, wait for its uploads if checkpoints go to a bucket. If trained weights are stored only on the
+        nodes, fetch the newest checkpoint.
         """
         live = [node for node in self._cluster.nodes() if node.state == "running"]
         wanted = [node for node in live if everything or (node.spot and self._is_wanted(node))]
@@ -101,7 +105,10 @@ class Revival:
             checkpoint_sync.bring_back(way, self._words, self._where)
 
     def start(self, charge: Charge) -> str:
-        """Start the job with the code that is on the nodes, with --resume if there is a checkpoint."""
+        """Start the job with the code that is on the nodes; add --resume if there is a checkpoint.
+
+        Return the folder of the job.
+        """
         way = access(self._cluster, self._settings, complete=True)
         self._seen |= {node.id for node in way.nodes}
         if charge.synced and not charge.used:
@@ -123,7 +130,10 @@ class Revival:
         return way.script(way.master, name, *words).strip()
 
     def _is_wanted(self, node: Node) -> bool:
-        """Return True if EC2 has notified the node that it will be taken back."""
+        """Return True if EC2 has notified the node that it will be taken back.
+
+        With rebalance = stop, EC2's recommendation to leave the node counts too.
+        """
         way = self._way()
         try:
             told = way.script(node, "notices.sh", self._settings.remote_dir).split()

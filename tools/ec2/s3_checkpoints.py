@@ -31,7 +31,7 @@ _SLOWEST = 60.0  # longest pause after a failed try, in seconds
 
 
 class ClusterPrefix:
-    """The prefix of a bucket that belongs to one cluster."""
+    """The part of a bucket that belongs to one cluster: the objects whose names begin with its prefix."""
 
     def __init__(self, url: str) -> None:
         import boto3
@@ -41,7 +41,7 @@ class ClusterPrefix:
         self._client = boto3.client("s3")
 
     def names(self, below: str) -> list[str]:
-        """Return the sorted names that begin with `below`, relative to the cluster's prefix."""
+        """Return the sorted names of objects that begin with `below`. Names are relative to the cluster's prefix."""
         pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._name, Prefix=self._prefix + below)
         return sorted(each["Key"].removeprefix(self._prefix) for page in pages for each in page.get("Contents", []))
 
@@ -63,9 +63,9 @@ class ClusterPrefix:
 
 
 def keep(root: Path, url: str, seconds: float) -> None:
-    """Upload every checkpoint after its publication, until no job runs and all are uploaded.
+    """Upload every checkpoint after its publication, until no job runs and all checkpoints are uploaded.
 
-    Only one process at a time does this.
+    The caller makes sure that only one process at a time does this.
     """
     kept: dict[str, tuple[str, bytes]] = {}
     pause = seconds
@@ -131,7 +131,7 @@ def bring_up(bucket: ClusterPrefix, root: Path, run: str, kept: dict[str, tuple[
 
 
 def clear(bucket: ClusterPrefix, folder: Path, run: str, newest: str) -> None:
-    """Delete the checkpoints that the run has deleted. The manifest of each checkpoint is deleted first."""
+    """Delete from the bucket the checkpoints that the run has deleted. The manifest of each checkpoint is deleted first."""
     names = [name for name in bucket.names(f"{run}/checkpoints/") if _STEP.fullmatch(step_of(name, run))]
     there = {path.name for path in (folder / "checkpoints").iterdir()}
     gone = [name for name in names if step_of(name, run) not in there | {newest}]
@@ -144,9 +144,9 @@ def step_of(name: str, run: str) -> str:
 
 
 def restore(root: Path, url: str, run: str) -> str:
-    """Fetch a run's newest checkpoint and records. Return the checkpoint's name, or "" if the local copy is not older.
+    """Fetch a run's newest checkpoint and its records. Return the checkpoint's name, or "" if the bucket has nothing newer.
 
-    The checkpoint is verified with its manifest before it gets its final name. Raises ValueError if it is damaged.
+    The checkpoint is checked against its manifest before it gets its final name. Raises ValueError if it is damaged.
     """
     bucket, folder = ClusterPrefix(url), root / run
     if f"{run}/checkpoints/latest" not in bucket.names(f"{run}/checkpoints/latest"):
@@ -179,7 +179,10 @@ def inside(folder: Path, name: str) -> Path:
 
 
 def verify(folder: Path, run: str) -> None:
-    """Check that all files in the manifest have their sizes and, if xxhash is installed, their hashes. Raises ValueError."""
+    """Check the size of each file in the manifest and, if xxhash is installed, its hash.
+
+    Raises ValueError for a damaged checkpoint.
+    """
     files: dict[str, Any] = json.loads((folder / _MANIFEST).read_bytes())["files"]
     for name, entry in files.items():
         path = inside(folder, name)
@@ -188,7 +191,7 @@ def verify(folder: Path, run: str) -> None:
 
 
 def digest(path: Path) -> str | None:
-    """Return the xxh3_128 of a file, or None without xxhash."""
+    """Return the xxh3_128 of a file, or None if xxhash is not installed."""
     try:
         import xxhash
     except ImportError:
@@ -201,7 +204,7 @@ def digest(path: Path) -> str | None:
 
 
 def job_runs(root: Path) -> bool:
-    """Return True if a job holds its lock."""
+    """Return True if a job runs below `root`, which it shows by holding its lock."""
     try:
         with (root / "jobs" / "last" / "lock").open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -183,7 +183,7 @@ class Settings:
 
     @property
     def store(self) -> str:
-        """The cluster's prefix in `checkpoints`, or an empty string."""
+        """The URL of the cluster's prefix in the bucket that `checkpoints` names; empty if the setting is empty."""
         return f"{self.checkpoints}/{self.name}" if self.checkpoints else ""
 
     @property
@@ -197,7 +197,7 @@ FIELDS = settings_of(Settings, Voice(SettingsError, by_key=True))
 def load(path: Path | None, flags: Mapping[str, Any], unnamed: str = "") -> Settings:
     """Return the settings of the TOML file at `path`, if any, overridden by `flags`. Raises SettingsError.
 
-    `unnamed`: the default of the cluster's name.
+    `unnamed`: name of the cluster if neither the file nor the flags name it.
     """
     file = read_toml(path, FIELDS, "; `export config` prints all of them") if path else {}
     return Settings(**{"name": unnamed, **file, **flags})

@@ -1,4 +1,4 @@
-"""End of a cluster by `shutdown` and `run --shutdown`: with confirmation, and after fetching the newest checkpoint."""
+"""End of a cluster by `shutdown` and `run --shutdown`: the user confirms it, and the newest checkpoint is fetched first."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _PATIENCE = 600.0  # maximum seconds until terminated instances are gone
 
 
 class _Kind(NamedTuple):
-    """A kind of resource: the calls that find and remove it, and the keys of the list of resources, of the id and of the name."""
+    """A kind of resource: the calls that find and remove it, and keys in EC2's answers.
+
+    `answer`: key of the list of resources. `key`, `name`: keys of a resource's id and name.
+    """
 
     noun: str
     find: str
@@ -52,7 +55,8 @@ def ask(session: CommandContext, nodes: list[Node], *, discard: bool, when: str 
 def close(session: CommandContext, nodes: list[Node], *, discard: bool) -> None:
     """End `nodes`, remove the cluster's resources, and remove the record of a job that is kept alive.
 
-    Raises KeepError. Raises OthersError if other nodes of the cluster were started in the meantime.
+    Unless `discard`, the newest checkpoint is fetched first; raises KeepError if this fails. Raises OthersError if other nodes
+    of the cluster were started in the meantime.
     """
     cluster = session.cluster
     session.note(nodes)
@@ -68,7 +72,7 @@ def close(session: CommandContext, nodes: list[Node], *, discard: bool) -> None:
 
 
 def close_all(session: CommandContext, *, discard: bool) -> None:
-    """Show the nodes and the other resources, ask for confirmation, and end the nodes.
+    """Show the nodes and all other resources to the user, ask for confirmation, and end the nodes.
 
     Raises DeclinedError, KeepError, OthersError and NoClusterError.
     """
@@ -83,7 +87,7 @@ def close_all(session: CommandContext, *, discard: bool) -> None:
 
 
 def shutdown(cluster: Cluster, shown: Sequence[Node] | None = None, *, placed: bool = True) -> list[str]:
-    """End all nodes and remove the cluster's groups and keys. Return the removed names. Callers ask for confirmation.
+    """End all nodes and remove the cluster's groups and keys, without asking the user. Return the removed names.
 
     `shown`: the nodes that the user has confirmed. If other nodes have been started in the meantime, they continue, and the
     groups stay. `placed`: True to remove a placement group too.
@@ -100,7 +104,7 @@ def added_since(cluster: Cluster, nodes: Sequence[Node]) -> int:
 
 
 def end_nodes(cluster: Cluster, ids: Collection[str]) -> None:
-    """Terminate exactly the instances `ids`, and wait until all are gone. One-time spot requests end with their instances."""
+    """Terminate exactly the instances `ids`, and wait until all have ended. A one-time spot request ends with its instance."""
     if not ids:
         return
     cluster.cloud.change_shown("terminate_instances", InstanceIds=sorted(ids))
@@ -119,9 +123,9 @@ def end_nodes(cluster: Cluster, ids: Collection[str]) -> None:
 
 
 def remove_resources(cluster: Cluster, launch: str | None = None, *, placed: bool = True) -> list[str]:
-    """Remove the groups and key pairs of a cluster without nodes, and return their names.
+    """Remove the groups and key pairs of a cluster without nodes, and return the names of the removed resources.
 
-    `launch`: if given, remove only the resources made by this launch. `placed`: True to remove a placement group too. If a
+    `launch`: if given, remove only resources that this launch made. `placed`: True to remove a placement group too. If a
     resource cannot be found or removed, the others are still removed, and the first error is raised at the end.
     """
     gone, failed = list[str](), list[Ec2Error]()
@@ -147,7 +151,7 @@ def remove_resources(cluster: Cluster, launch: str | None = None, *, placed: boo
 
 
 def _remove(cluster: Cluster, call: str, what: dict[str, str]) -> None:
-    """Repeat the removal until the resource is no longer in use. Network cards outlast their instances by some seconds."""
+    """Remove a resource; try again while it is in use. Network cards outlast their instances by some seconds."""
     for attempt in range(_IN_USE):
         try:
             cluster.cloud.change(call, **what)

@@ -1,4 +1,4 @@
-"""Start of missing nodes in the first place with room.
+"""Start of the missing nodes of a cluster, in the first place with room for all of them.
 
 If the start fails, exactly the nodes that this launch started are ended.
 """
@@ -32,7 +32,7 @@ _LATE = 4  # tries to find the nodes of a call whose response was lost
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """Plan of a launch: the numbers of missing nodes, their places, and the highest cost of the whole cluster per hour."""
+    """Plan of a launch: the missing nodes by role, the places to try, and the highest cost of the whole cluster per hour."""
 
     nodes: list[Node]
     missing: dict[str, int]  # numbers of missing nodes by role
@@ -57,10 +57,12 @@ class LaunchPlan:
 
 
 def start_missing(cluster: Cluster, settings: Settings, plan: LaunchPlan, launch: str, started: set[str]) -> None:
-    """Start the missing nodes of `plan`. `started`: ids of all nodes that this launch has started and not ended; it is updated.
+    """Start the missing nodes of `plan`, and add their ids to `started`.
 
-    If this fails, all nodes and groups that carry the id `launch` are removed; nodes of other launches are not touched. Raises
-    OthersError if the cluster has changed since the plan was made. The nodes started so far then stay, for the next plan.
+    `started`: ids of all nodes that this launch has started and not ended. If the start fails, all nodes that carry the id
+    `launch` are ended, and its groups are removed if the cluster then has no nodes; nodes of other launches are not touched.
+    Raises OthersError if the cluster has changed since the plan was made. In this case the nodes started so far stay, for the
+    next plan.
     """
     try:
         _start(cluster, settings, plan, launch, started)
@@ -107,7 +109,7 @@ def _summary(refused: dict[str, Ec2Error]) -> Ec2Error:
 def _start_in(
     cluster: Cluster, settings: Settings, plan: LaunchPlan, common: Common, place: Place, attempt: int, started: set[str]
 ) -> None:
-    """Start all missing nodes in one place. If there is no room for some of them, end the others again."""
+    """Start all missing nodes in one place. If the place has no room for some of them, end the others again."""
     for role, count in plan.missing.items():
         if not count:
             continue
@@ -131,7 +133,7 @@ def _unchanged(cluster: Cluster, plan: LaunchPlan, started: set[str]) -> None:
 
 
 def _undo(cluster: Cluster, started: set[str], launch: str, error: Ec2Error) -> None:
-    """End all nodes of this launch and clear `started`. If this fails, raise an error with the exit code of `error`."""
+    """End all nodes of this launch and clear `started`. If they cannot be ended, raise an error with the exit code of `error`."""
     heard = type(error) not in (Ec2Error, ThrottledError)
     try:
         for attempt in range(1 if heard else _LATE):  # EC2 may not show all started nodes yet

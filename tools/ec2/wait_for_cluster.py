@@ -14,11 +14,11 @@ _TURNS = 6  # looks before this launch gives up, so that a later launch can end 
 
 
 def wait(cluster: Cluster, settings: Settings, launch: str, started: set[str], known: Collection[str]) -> list[Node]:
-    """Return the nodes once all of them are running. `known`: the nodes that were known when the plan was made.
+    """Return the nodes once the cluster is complete and all of them run. `known`: ids of the nodes that the plan counted.
 
-    If two launches have started the same nodes, the later launch ends its own nodes. Raises NodeLostError if one of `started`
-    ends, OthersError if a node of another launch ends, SettingsError if the cluster has become larger than the settings allow,
-    and DeadlineError.
+    If two launches have started the same missing nodes, the later launch ends its own nodes. Raises NodeLostError if one of
+    `started` ends, OthersError if a node of another launch ends, SettingsError if the cluster has become larger than the
+    settings allow, and DeadlineError.
     """
     cloud, wanted = cluster.cloud, {"master": 1, "worker": settings.n_workers}
     deadline, seen, crowded = cloud.clock() + settings.launch_deadline, set(known), 0
@@ -44,7 +44,7 @@ def wait(cluster: Cluster, settings: Settings, launch: str, started: set[str], k
 
 
 def end_superfluous(cluster: Cluster, nodes: Sequence[Node], launch: str, n_workers: int, started: set[str]) -> set[str]:
-    """End this launch's surplus nodes, remove them from `started`, and return their ids."""
+    """End the nodes of this launch that exceed the settings, remove them from `started`, and return their ids."""
     surplus = set(superfluous(nodes, launch, n_workers))
     if surplus:
         progress(f"another launch has started the same: ending {', '.join(sorted(surplus))} again")
@@ -54,7 +54,7 @@ def end_superfluous(cluster: Cluster, nodes: Sequence[Node], launch: str, n_work
 
 
 def superfluous(nodes: Sequence[Node], launch: str, n_workers: int) -> list[str]:
-    """Return the ids of this launch's nodes that exceed the settings, given the nodes of earlier launches.
+    """Return the ids of this launch's nodes that exceed the settings when the nodes of earlier launches count first.
 
     Launches are ordered by their first nodes. All launches see the same order, so of two launches only one ends its nodes.
     """

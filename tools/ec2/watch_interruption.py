@@ -1,11 +1,13 @@
 """Program on every spot node, a file without other modules: sends TERM to psnode's ranks before EC2 takes the node back.
 
-A rank passes the TERM on to the master, which writes a checkpoint and ends with code 75. EC2 gives the notice two minutes before.
+A rank passes the TERM on to the master, which writes a checkpoint and ends with code 75. EC2 gives notice two minutes before it
+takes the node back.
 
-Sometimes EC2 recommends earlier to leave the node. The program logs this recommendation. If the file `rebalance` in DIRECTORY
-says stop, the ranks that run at that time get TERM too. Ranks that begin later do not, since the node may live for days.
+Sometimes EC2 first recommends to leave the node. The program logs this recommendation. If the file `rebalance` in DIRECTORY
+says stop, the ranks that run at that moment get TERM too. Later ranks do not, since the node may still live for days.
 
-The program looks for notices as long as the node runs: a notice may be unreachable for a while, and a job may begin after it.
+The program looks for notices as long as the node runs, because notices may be unreachable for a while, and because a job may
+begin after a notice.
 
     python watch_interruption.py DIRECTORY [SECONDS]    between looks [5]; a second process in the same directory exits
 """
@@ -33,7 +35,7 @@ _RANK = re.compile(rb"[^\0]*python[^\0]*\0-m\0psnode\0train(\0|$)")
 
 
 def notice(of: str) -> str | None:
-    """Return EC2's text about `of`; None if there is no such notice (404), or if EC2 cannot be reached."""
+    """Return the text of EC2's notice `of`; None if there is no such notice (404), or if EC2 cannot be reached."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         wanted = urllib.request.Request(
@@ -84,20 +86,20 @@ def main(directory: str, seconds: str = "5") -> None:
 
 
 def stops() -> bool:
-    """Return True if a recommendation to leave the node shall stop the job."""
+    """Return True if EC2's recommendation to leave the node is to stop the job."""
     with contextlib.suppress(OSError):
         return Path("rebalance").read_text().strip() == "stop"
     return False
 
 
 def write(of: str, text: str) -> None:
-    """Append EC2's text about `of` to interruption.log."""
+    """Append the text of EC2's notice `of` to interruption.log."""
     with contextlib.suppress(OSError), Path("interruption.log").open("a") as log:  # continue even if the disk is full
         log.write(f"{datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')} {of} {text}\n")
 
 
 def tell(processes: set[int]) -> None:
-    """Send TERM to the processes. Callers do this only once for each process, which may take a while to end."""
+    """Send TERM to `processes`. Callers do this only once for each process, which may take a while to end."""
     for process in processes:
         with contextlib.suppress(OSError):
             os.kill(process, signal.SIGTERM)

@@ -1,4 +1,7 @@
-"""The user's code on the nodes: a work tree is packed once, by git's rules if git is installed, and unpacked on every node."""
+"""The user's code on the nodes: a work tree that is packed once and unpacked on every node.
+
+If git is installed, git's rules determine the files.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ _HEAD = 256  # the marker of a private key is in this many bytes at the beginnin
 
 
 def pack(tree: Path, archive: Path, keyfile: Path) -> None:
-    """Write a tar archive of the files of `tree` for the nodes. Print the names of files that are left out as likely secrets.
+    """Write the files of `tree` for the nodes to the tar archive `archive`. Files that look like secrets are left out and named.
 
     Raises SettingsError.
     """
@@ -80,7 +83,7 @@ def chosen(tree: Path, keyfile: Path) -> tuple[list[str], list[str]]:
 
 
 def put_code(way: Access, archive: Path) -> None:
-    """Unpack the archive on all nodes. Files of an earlier archive that are not in this one are deleted; all others stay.
+    """Unpack the archive on all nodes. Delete files that came from an earlier archive and are not in this one; all others stay.
 
     Raises RemoteError, with code 2 if a job runs on the nodes.
     """
@@ -102,7 +105,7 @@ def _is_tracked(tree: Path) -> bool:
 
 
 def _from_git(tree: Path, prefix: str = "") -> Iterator[str]:
-    """Yield the names of files below `tree`, including those of submodules, which git lists as folders."""
+    """Yield the names of files below `tree` that git tracks or does not ignore, including those of submodules."""
     for raw in _git(tree, "ls-files", "-z", "--cached", "--others", "--exclude-standard").split(b"\0"):
         name = os.fsdecode(raw).rstrip("/")
         path = tree / name
@@ -113,7 +116,7 @@ def _from_git(tree: Path, prefix: str = "") -> Iterator[str]:
 
 
 def _git(tree: Path, *words: str) -> bytes:
-    """Return the output of git; nothing if git is missing, or outside a work tree."""
+    """Return the output of a git command; empty if it fails or git is missing."""
     try:
         done = subprocess.run(["git", "-C", tree, *words], stdin=subprocess.DEVNULL, capture_output=True)
     except FileNotFoundError:
