@@ -1,1 +1,1 @@
-"""Studies: programs that measure, each with a dated page in docs/results as its output. `python -m studies` lists them."""
+"""Studies: programs that measure, and whose output is a dated page in docs/results. `python -m studies` lists them."""

@@ -1,9 +1,9 @@
-"""`python -m studies.atomo`: cost of cheaper bases in spectral ATOMO on gradients of real models: variance and seconds per step.
+"""`python -m studies.atomo`: variance and coding time of cheaper bases for spectral ATOMO, on gradients of real models.
 
-The study takes two gradients, of batches at successive steps of a training. To measure the seconds of a step, all matrices of the
-second gradient are coded on one core with the exact spectrum and with the scheme's method. Tensors of the same shape whose names
-differ only in numbers are of one kind. For the first, middle and last tensor of each kind, the study states the variance of the
-estimate in several bases, relative to the least variance of any basis:
+The study takes two gradients, those of batches at successive steps of a training. It measures the seconds in which one core
+codes all matrices of the second gradient, once with the exact spectrum and once with the scheme's method. Tensors of the same
+shape whose names differ only in numbers are of one kind. For the first, middle and last tensor of each kind, the study states
+the variance of the estimate in several bases, relative to the least variance of any basis:
 
 * deflated: the scheme's method
 * single: eigenvectors of the uncorrected float32 Gram matrix, with lengths measured separately
@@ -48,7 +48,7 @@ _KEY = Key.derive(1, "bench")
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the command."""
+    """Options of `python -m studies.atomo`."""
 
     model: tuple[str, ...] = option(tuple(MODELS), "Its gradients; repeat.", choices=tuple(MODELS), repeated=True)
     steps: int = option(10, "Steps of training before the gradient.", minimum=1)
@@ -57,7 +57,10 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """Return a row for each kind of tensor of a model. Fact: `seconds`, the least time of a step by model and method."""
+    """Return a row for each kind of tensor of a model.
+
+    Fact: `seconds`, the least time to code a gradient, by model and method.
+    """
     rows, seconds = [], {}
     for name in options.model:
         config = Config(lr=0.01, **MODELS[name])  # type: ignore[arg-type]  # the literals above
@@ -103,7 +106,10 @@ def _seconds(tensors: Sequence[Floats], rank: int, method: Literal["exact", "def
 
 
 def _costs(before: Floats, now: Floats, rank: int) -> dict[str, float]:
-    """Return `omega`, the least cost, and each cost relative to it. If the tensor has too few terms, all costs are 1."""
+    """Return `omega`, the least variance relative to the energy, and by basis the variance relative to the least one.
+
+    If the tensor has too few terms to lose any of them, omega is 0 and all costs are 1.
+    """
     earlier, matrix = _short_in_front(before), _short_in_front(now)
     gram = matrix @ matrix.T
     lengths = np.sqrt(np.maximum(np.linalg.eigvalsh(gram), 0))
@@ -118,7 +124,10 @@ def _costs(before: Floats, now: Floats, rank: int) -> dict[str, float]:
 
 
 def _iterated(earlier: Float64s, gram: Float64s) -> Iterator[Float64s]:
-    """Yield the singular vectors of `earlier` as columns, descending, then the results of two steps of orthogonal iteration."""
+    """Yield three bases as columns: the singular vectors of `earlier`, descending, and these after one and two iterations.
+
+    An iteration multiplies the vectors by `gram` and orthogonalises them.
+    """
     basis = np.linalg.eigh(earlier @ earlier.T)[1][:, ::-1]
     yield basis
     for _ in range(2):

@@ -3,10 +3,10 @@
     psnode bench record --output lenet.safetensors --network LeNet --dataset mnist --data-dir DIR --steps 200
     python -m studies.atomo_bases --gradient lenet.safetensors ...
 
-From each gradient, the study takes the matrices that `svd` sends as terms. A rank determines the bytes of each matrix. The
-budgets of `entrywise` and `fourier` are the ones that come nearest to these bytes. Bits are those of payloads. Omega is the
-variance of the estimate relative to the squared norm of the gradient. Both are summed over the matrices. Further tables show the
-variance by block size, and speeds on one core.
+From each gradient, the study takes the matrices that `svd` sends as terms. The rank of svd determines the bytes of each matrix.
+`entrywise` and `fourier` get the largest budgets whose payloads need no more bytes. Bits are those of payloads, and omega is
+the variance of the estimate relative to the squared norm of the gradient; both are sums over the matrices. Further tables show
+the variance by block size, and speeds on one core.
 """
 
 from __future__ import annotations
@@ -56,14 +56,17 @@ def energy(x: Floats) -> float:
 
 
 def cost(codec: Svd | Entrywise | Fourier, x: Floats) -> Cost:
-    """Return for one matrix the bytes of one payload, omega ||x||^2, and the mean squared error of DECODES decodes."""
+    """Return the cost of one matrix.
+
+    It consists of the bytes of one payload, omega ||x||^2, and the mean squared error of DECODES decodes.
+    """
     payloads = [codec.encode(x, Key.derive(1, "bench", number)) for number in range(DECODES)]
     errors = [energy(codec.decode(payload) - x) for payload in payloads]
     return Cost(payloads[0].nbytes, codec.omega(x) * energy(x), float(np.mean(errors)))
 
 
 def as_long(make: Callable[[float], Codec], x: Floats, nbytes: int) -> float:
-    """Return the largest budget, found by bisection, with which the payload of `x` has at most `nbytes` bytes."""
+    """Return the largest budget for which the payload of `x` has at most `nbytes` bytes. It is found by bisection."""
     low, high = 1.0, float(x.size)
     for _ in range(24):
         middle = (low * high) ** 0.5
@@ -84,7 +87,10 @@ def matrices(file: Path) -> dict[str, Floats]:
 
 
 def at_equal_bytes(tensors: Mapping[str, Floats]) -> list[tuple[int, dict[str, Cost], list[str]]]:
-    """Return by rank the costs of each basis, and the matrices on which cosines have less variance than coordinates."""
+    """Return for each rank of svd: the rank, the costs of each basis, and the names of some matrices.
+
+    On these matrices, cosines have less variance than coordinates.
+    """
     found = []
     for rank in RANKS:
         total = {name: Cost(0, 0.0, 0.0) for name in ("svd", "entrywise", "fourier")}
@@ -102,13 +108,19 @@ def at_equal_bytes(tensors: Mapping[str, Floats]) -> list[tuple[int, dict[str, C
 
 
 def over_entrywise(tensors: Mapping[str, Floats]) -> list[float]:
-    """Return by block size the variance at the codec's default budget, relative to that of coordinates."""
+    """Return the variance of `fourier` relative to that of `entrywise`, for each block size in BLOCKS.
+
+    Both codecs have their default budgets.
+    """
     entries = sum(Entrywise().omega(x) * energy(x) for x in tensors.values())
     return [sum(Fourier(block=block).omega(x) * energy(x) for x in tensors.values()) / entries for block in BLOCKS]
 
 
 def likeness(tensors: Mapping[str, Floats]) -> float:
-    """Return the sum of x_i x_(i+1) over all neighbours in a tensor, divided by ||x||^2, summed over the tensors."""
+    """Return the likeness of neighbouring values: the sum of x_i x_(i+1) over all neighbours in a tensor, divided by ||x||^2.
+
+    Both sums extend over all tensors.
+    """
     flat = [x.reshape(-1).astype(np.float64) for x in tensors.values()]
     return float(sum(x[1:] @ x[:-1] for x in flat) / sum(x @ x for x in flat))
 
@@ -135,7 +147,7 @@ def speed(codec: Codec, x: Floats) -> tuple[float, float, float]:
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the command."""
+    """Options of `python -m studies.atomo_bases`."""
 
     gradient: tuple[Path, ...] = option(ABSENT, "A file of psnode bench record; repeat.", repeated=True, metavar="FILE")
 

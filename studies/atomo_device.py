@@ -1,8 +1,8 @@
-"""`python -m studies.atomo_device`: milliseconds of coding a model's gradient on its device, and of the step that computes it.
+"""`python -m studies.atomo_device`: milliseconds to code a model's gradient on its device, beside those of the passes.
 
 The model and its gradient of one batch are on the device. All matrices of the gradient are coded one after another, and the
-errors are written to separate tensors. This is done with the exact spectrum (which `deflated` also uses on a device) and with the
-randomised subspace.
+errors are written to separate tensors. This is done with the exact spectrum (which `deflated` also uses on a device), and again
+with the randomised subspace.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _KEY = Key.derive(1, "bench")
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the command."""
+    """Options of `python -m studies.atomo_device`."""
 
     model: tuple[str, ...] = option(tuple(MODELS), "Its gradients; repeat.", choices=tuple(MODELS), repeated=True)
     rank: int = option(3, "Expected number of terms.", minimum=1)
@@ -44,7 +44,7 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """Return a row per model.
+    """Return a row per model. Facts: the name of the device, `card`, and torch's version.
 
     Raises ConfigurationError for an unknown CUDA device, or if its linear algebra differs from the host's.
     """
@@ -56,7 +56,10 @@ def measure(options: Options) -> Found:
 
 
 def rows_of(options: Options, device: torch.device) -> list[dict[str, Any]]:
-    """Return the rows. Raises ConfigurationError if the device's linear algebra differs from the processor's."""
+    """Return a row per model, measured on `device`.
+
+    Raises ConfigurationError if the device's linear algebra differs from the processor's.
+    """
     import torch
 
     codecs = {method: Svd(options.rank, method) for method in METHODS}  # type: ignore[arg-type]  # the literals above
@@ -88,7 +91,7 @@ def _is_coded(parameter: nn.Parameter, codec: Svd) -> bool:
 
 
 def _steps(config: Config, device: torch.device) -> tuple[nn.Module, Callable[[], None]]:
-    """Return a model on `device`, and a function that runs its forward and backward passes on one batch."""
+    """Return a model on `device`, and a function that runs the model's forward and backward passes on one batch."""
     import torch
 
     from psnode.tasks.device import to_device
@@ -106,7 +109,7 @@ def _steps(config: Config, device: torch.device) -> tuple[nn.Module, Callable[[]
 
 
 def _coding(codec: Svd, matrices: Sequence[torch.Tensor], device: torch.device) -> Callable[[], None]:
-    """Return a function that encodes all of `matrices`, takes their payloads, and writes the errors to separate tensors."""
+    """Return a function that encodes `matrices` with `codec`, takes their payloads, and writes the errors to separate tensors."""
     import torch
 
     from psnode.codecs.device.spectral import SpectralEncoder

@@ -1,10 +1,10 @@
-"""`python -m studies.charlm_curve`: losses of a transformer in plain PyTorch and in psnode with one worker, dense and coded.
+"""`python -m studies.charlm_curve`: losses of a transformer in plain PyTorch, and in psnode with one worker, dense and coded.
 
 The model is the transformer of examples/charlm.py. It is trained with AdamW (betas .9 and .95, weight decay .1 except for norms
 and biases), clipping by the global norm (1.0), bfloat16 autocast, and a learning rate with a warm-up, a constant part and a
-decay. All three runs use the same batches. The table has the mean loss of every tenth of a run. The last column is the greatest
-relative difference from plain PyTorch in any tenth. The exit code is 0 if this difference is at most .1 % for the dense run and
-at most 1 % for the coded run, otherwise 1.
+decay. All three runs use the same batches. The table has a row for each run, with the mean loss of every tenth of the run. The
+last column is the greatest relative difference of a tenth from plain PyTorch. The exit code is 0 if this difference is at most
+.1 % for the dense run and at most 1 % for the coded run, otherwise 1.
 """
 
 from __future__ import annotations
@@ -63,13 +63,16 @@ def by_torch(steps: int, width: int) -> list[float]:
 
 
 def factor(step: int, steps: int) -> float:
-    """Return the rate over LR: it rises in the first tenth of the run, stays constant, and falls to 0 in the last tenth."""
+    """Return the learning rate relative to LR.
+
+    It rises in the first tenth of the run, stays constant, and falls to 0 in the last tenth.
+    """
     part = max(1, steps // PARTS)
     return min(1.0, (step + 1) / part, (steps - step) / part)
 
 
 def by_psnode(steps: int, width: int, scheme: str, downlink: str | None, folder: Path) -> list[float]:
-    """Return the loss of each step of one psnode worker."""
+    """Return the loss of each step of a psnode job with one worker."""
     part = max(1, steps // PARTS)
     settings: dict[str, Any] = {
         "scheme": scheme, "downlink": downlink, "optimizer": "adamw", "momentum": 0.9, "beta2": BETA2, "weight_decay": DECAY,
@@ -91,7 +94,7 @@ def parts(losses: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the command."""
+    """Options of `python -m studies.charlm_curve`."""
 
     steps: int = option(400, "Steps of each run.", minimum=PARTS)
     width: int = option(64, "Of the transformer.", minimum=1)
@@ -101,7 +104,7 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """Return a row per curve: `run`, `losses` (means of tenths), and `worst` (greatest difference from plain PyTorch)."""
+    """Return a row per run: its name `run`, `losses` (means of tenths), and `worst` (greatest difference from plain PyTorch)."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.output or Path(scratch)
         plain = parts(by_torch(options.steps, options.width))

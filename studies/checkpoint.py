@@ -1,10 +1,10 @@
 """`python -m studies.checkpoint`: the delay that checkpoints of a large model cause in a training.
 
-The study runs a real job on this machine, `psnode launch -n W -- train` with GPT-2's shapes (psnode.tasks.gpt2), AdamW and top-k
-in both directions, which writes checkpoints. By the marks of the workers, a step lasts from the beginning of its backward pass to
-the beginning of the next one. Usual steps are steps without any work on a checkpoint. A checkpoint of step v affects the time
-from the backward pass of v to that of v + 2. Its hold-up is the difference between the time of these two steps and the time of
-two usual steps. Later steps are slowed down until the manifest is written. With --checkout, the psnode of another checkout is
+The study runs a real job on this machine, `psnode launch -n W -- train` with GPT-2's shapes (psnode.tasks.gpt2), AdamW and
+top-k in both directions, which writes checkpoints. Workers mark the beginning of each backward pass. A step lasts from the
+beginning of its backward pass to the beginning of the next one. Usual steps are steps without any work on a checkpoint. A
+checkpoint of step v affects steps v and v + 1: its hold-up is the time of these two steps minus the time of two usual steps.
+Later steps are slowed down until the manifest of the checkpoint is written. With --checkout, the psnode of another checkout is
 measured by the same program and marks.
 """
 
@@ -36,10 +36,10 @@ _COMMON = "--batch-size 1 --optimizer adamw --lr 1e-4 --keep-last 1 --no-tensorb
 
 
 class Figures(NamedTuple):
-    """Seconds of a checkpoint: its hold-up, and the time from the backward pass of its step until its publication.
+    """Figures of a checkpoint: seconds of hold-up, seconds from the backward pass of its step until its publication, and bytes.
 
-    `slowdown`: the mean excess, relative to a usual step, of the later steps during which the checkpoint is written; None if
-    there is no such step.
+    `slowdown`: mean excess, relative to a usual step, of the later steps during which the checkpoint is written; None if there
+    is no such step.
     """
 
     step: int
@@ -51,7 +51,7 @@ class Figures(NamedTuple):
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the command."""
+    """Options of `python -m studies.checkpoint`."""
 
     model: str = option("124m", "GPT-2's shapes.", choices=("124m", "355m", "tiny"))
     workers: int = option(2, "Workers of the job.", minimum=1, aliases=("-n",))
@@ -62,7 +62,10 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """Return a row per checkpoint (`Figures`). Facts: seconds of a usual `step`, and `peak_bytes`. Raises TransportError."""
+    """Return a row per checkpoint (`Figures`). Facts: `step`, the seconds of a usual step, and `peak_bytes`.
+
+    Raises ConfigurationError for options that do not fit, and TransportError if the job fails.
+    """
     workers, every, checkout = options.workers, options.every, options.checkout
     if every < 6:
         raise ConfigurationError(f"--every {every} leaves no usual steps between checkpoints: take 6 or more")
@@ -93,8 +96,8 @@ def measure(options: Options) -> Found:
 def figures(times: Sequence[float], published: Mapping[int, tuple[float, int]]) -> tuple[float, list[Figures]]:
     """Return the seconds of a usual step, and the figures of each checkpoint.
 
-    `times[t - 1]`: the time at which the backward pass of step t began. `published`: by step, the time at which its checkpoint
-    was published, and its bytes.
+    `times[t - 1]`: the time at which the backward pass of step t began. `published`: for each step with a checkpoint, the time
+    at which the checkpoint was published, and its bytes.
     """
     lasts = {step: times[step] - times[step - 1] for step in range(1, len(times))}
     busy = {
@@ -110,7 +113,7 @@ def figures(times: Sequence[float], published: Mapping[int, tuple[float, int]]) 
 
 
 def _train(arguments: Sequence[str], workers: int, checkout: Path | None, run_directory: Path) -> dict[int, tuple[float, int]]:
-    """Run the job. Return by step the time of publication and the bytes of each checkpoint."""
+    """Run the job. Return, by the step of each checkpoint, the time of its publication and its bytes."""
     root = str((checkout or Path(__file__).parents[1]).resolve())
     environment = {**os.environ, "PYTHONPATH": root, "PSNODE_NORM_CAP": "off"}
     command = [sys.executable, "-m", "psnode", "launch", "-n", str(workers), "--kill-after", "120", "--", "train", *arguments]
@@ -133,7 +136,10 @@ def _train(arguments: Sequence[str], workers: int, checkout: Path | None, run_di
 
 
 def _published(run_directory: Path, known: Mapping[int, object]) -> dict[int, tuple[float, int]]:
-    """Return the new checkpoints. Call this often: later checkpoints remove earlier ones, and verdicts replace manifests."""
+    """Return the checkpoints that are not in `known`: by step, the time of publication and the bytes.
+
+    Call this often, because later checkpoints remove earlier ones, and verdicts replace manifests.
+    """
     found = {}
     for path in complete(run_directory) if (run_directory / CHECKPOINTS).is_dir() else ():
         if step_of(path) not in known:

@@ -1,11 +1,11 @@
-"""`python -m studies.choices`: steps with `--plan auto`, compared with steps of the schemes among which it chooses; needs root.
+"""`python -m studies.choices`: step times with `--plan auto`, compared with those of the schemes to choose from; needs root.
 
-Each network trains on emulated hosts under the scheme, bf16, dense, and the scheme with --plan auto. In every round these run one
-after another, so that changes of the machine's speed affect all of them. Trial steps are not part of the measured steps. All
-hosts share this machine's cores.
+On emulated hosts, each network trains under the scheme, under bf16, under dense, and under the scheme with --plan auto. In
+every round these four contenders run one after another, so that changes of the machine's speed affect all of them. The trial
+steps of --plan auto are not part of the measured steps. All hosts share this machine's cores.
 
-A choice is accepted if it is at most 2 % slower than the fastest of the other contenders. This bound was set before the first
-measurement.
+A choice is accepted if its step is at most 2 % slower than that of the fastest other contender. This bound was set before the
+first measurement.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _AUTO = "--plan auto"
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the command."""
+    """Options of `python -m studies.choices`."""
 
     network: tuple[str, ...] = option(("LeNet", "ResNet18"), "Repeat for more.", repeated=True)
     rate: tuple[str, ...] = option(("10mbit", "100mbit", "1gbit", "none"), "Of the links; repeat for more.", repeated=True)
@@ -66,7 +66,7 @@ def _median(flags: str, shared: SharedSettings, rate: str, warmup: int) -> float
 
 
 def slower(measured: Mapping[str, Sequence[float]]) -> float:
-    """Return the median step with the choice, relative to that of the fastest other contender."""
+    """Return the median step time with --plan auto, relative to that of the fastest other contender."""
     medians = {name: statistics.median(times) for name, times in measured.items()}
     return medians.pop(_AUTO) / min(medians.values())
 

@@ -1,8 +1,8 @@
 """`python -m studies.curves`: predicted step times by the number of workers, under several schemes and topologies.
 
-Every worker has its own host with a link of its own; `psnode plan` predicts the steps from one profile. The profile of --network
-is measured in this process, or read from --profile. Predictions were compared with real jobs of up to six workers
-(docs/results); beyond, this is the model alone.
+Every worker has its own host with a link of its own; `psnode plan` predicts the steps from one profile. The profile of
+--network is measured in this process, or read from --profile. Predictions for up to six workers were compared with real jobs
+(docs/results); for more workers, only the model supports them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _DDP = "DDP fp32"
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the command."""
+    """Options of `python -m studies.curves`."""
 
     network: str = option("ResNet18", "Of psnode or torchvision.")
     profile: str = option("", "A file of psnode plan --save-profile, instead of measuring; it names the network.", metavar="FILE")
@@ -44,10 +44,10 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """Return a row for each scheme and topology, and for DDP: `name`, `topology`, and `seconds` by number of workers as text.
+    """Return a row for each scheme and topology, and for DDP.
 
-    Left out are schemes that train refuses under a topology. Raises ConfigurationError for a topology that cannot be predicted
-    for one of these numbers of workers.
+    A row has `name`, `topology`, and `seconds` by the number of workers (as text). Schemes that train refuses under a topology
+    are left out. Raises ConfigurationError for a topology that cannot be predicted for one of these numbers of workers.
     """
     profile = Profile.load(Path(options.profile)) if options.profile else profile_of(options.network, options.scheme)
     scenario = Scenario(1, rate_of(options.rate), _ROUND_TRIP, options.host_cores)
@@ -68,7 +68,7 @@ def measure(options: Options) -> Found:
 
 
 def draw(result: Result, path: Path) -> None:
-    """Draw the steps over the number of workers, on logarithmic scales. A line marks the largest measured jobs."""
+    """Draw step times over the number of workers, on logarithmic scales. A line marks the size of the largest measured jobs."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 5.5), layout="constrained")
@@ -96,7 +96,7 @@ def _cell(workers: int) -> Callable[[Mapping[str, Any]], str]:
 
 
 def columns(result: Result) -> Sequence[Column]:
-    """Return a column for each number of workers."""
+    """Return the columns: scheme, topology, and the milliseconds of a step for each number of workers."""
     sizes = sorted(result["workers"])
     named = [Column("scheme", "{name}", left=True), Column("topology", "{topology}", left=True)]
     return [*named, *(Column(str(size), _cell(size)) for size in sizes)]

@@ -1,12 +1,12 @@
 """`python -m studies.feedback`: time of a step of error feedback by codec, measured as the call that a worker's sender makes.
 
 The gradient of a segment has one part for each tensor of the segment. A step adds the parts to the residual, codes the sum with
-the contractive form of the codec, and stores the new residual (`SegmentCoder.push`). Steps are timed on arrays that stay in the
-cache, and on copies that are taken in turn and together exceed the cache. The same run times a copy and a read of the same amount
-of memory.
+the contractive form of the codec, and stores the new residual (`SegmentCoder.push`). Steps are timed twice: on arrays that stay
+in the cache, and on copies that are taken in turn and together exceed the cache. The same run times a copy and a read of the
+same amount of memory.
 
-The codecs take turns in each repetition. The time is the processor time of the fastest repetition, since other programs can only
-slow a codec down.
+The codecs take turns in each repetition. The time of a codec is the processor time of its fastest repetition, since other
+programs can only slow a codec down.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ COPY, READ = "copy", "read"
 
 
 class _Laid(NamedTuple):
-    """A segment's gradient in parts, as in training."""
+    """A segment's gradient, in parts and as a whole, in the form that a sender reads."""
 
     pieces: Parts
     whole: Floats
@@ -51,7 +51,7 @@ class _Laid(NamedTuple):
 
 
 class _Steps:
-    """Steps of one codec on the copies of a gradient, each with its own residual."""
+    """Steps of one codec. They take copies of a gradient in turn; each copy has its own residual."""
 
     def __init__(self, spec: str, gradients: Rotation, size: int) -> None:
         codec = get_codec(spec)
@@ -85,7 +85,7 @@ def _matrix(size: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the command."""
+    """Options of `python -m studies.feedback`."""
 
     codec: tuple[str, ...] = option(CODECS, "Measure this one; repeat.", repeated=True, metavar="SPEC")
     cached: int = option(2**18, "Values of the arrays in the cache.", minimum=1024)
@@ -96,10 +96,10 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """Measure the codecs. A row has `cached` and `memory`, for arrays in the cache and outside it.
+    """Return a row per codec, with the figures `cached` for arrays in the cache and `memory` for arrays outside it.
 
-    Both have `ns` per coordinate and step, and `copy` and `read`, the rate of the step relative to a copy and to a read. If the
-    codec fails, they have only the reason, `failed`.
+    Each of the two has `ns` per coordinate and step, and `copy` and `read`, the rate of the step relative to a copy and to a
+    read. If the codec fails, it has only the reason, `failed`.
     """
     specs, limits = codecs(options.codec), (options.repeats, options.seconds)
     copies = beyond_cache(last_level_cache()) if options.copies is None else options.copies << 20
@@ -135,7 +135,7 @@ def _row(best: dict[str, float], spec: str) -> dict[str, float]:
 
 
 def _columns(result: Result) -> list[Column]:
-    """Return the columns, three for each place of the arrays."""
+    """Return the columns: the codec, and three columns each for arrays in the cache and outside it."""
 
     def cell(place: str, name: str, digits: int) -> Callable[[Row], str]:
         return lambda row: f"{row[place][name]:.{digits}f}" if name in row[place] else "failed" if name == "ns" else ""

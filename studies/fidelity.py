@@ -1,8 +1,8 @@
 """`python -m studies.fidelity`: squared error of every codec and of polar at the same bits, on N(0,1) and a recorded gradient.
 
-Bits are those of the payload, header included. The error is ||x - decode||^2 / ||x||^2. For unbiased codecs it is taken after
-scaling by the best constant factor. Between two rates, polar's error in decibels is interpolated linearly in the bits; above its
-highest rate, the error of that rate is taken.
+Bits are those of the payload, header included. The error is ||x - decode||^2 / ||x||^2; for unbiased codecs it is taken after
+scaling by the best constant factor. Between two of polar's rates, its error in decibels is interpolated linearly in the bits.
+Above its highest rate, the error at that rate is used.
 """
 
 from __future__ import annotations
@@ -50,7 +50,10 @@ SETTINGS = (
 
 
 class Frontier:
-    """The error of one codec at any number of bits, interpolated between the points (bits, error) of some settings and (0, 1)."""
+    """The error of one codec as a function of the bits per value.
+
+    It is interpolated between points (bits, error): one for each setting of the codec, and (0, 1).
+    """
 
     def __init__(self, points: Sequence[tuple[float, float]]) -> None:
         bits, errors = zip(*sorted([(0.0, 1.0), *points]), strict=True)
@@ -69,7 +72,7 @@ class Frontier:
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the command."""
+    """Options of `python -m studies.fidelity`."""
 
     codec: tuple[str, ...] = option((), "Measure this one and polar; repeat; default: all.", repeated=True, metavar="SPEC")
     size: int = option(2**22, "Values of N(0,1).", minimum=1024)
@@ -77,7 +80,10 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """Return rows by ascending bits, first for N(0,1), then for the gradient. A codec that fails has the reason as `failed`."""
+    """Return rows by ascending bits, first for N(0,1), then for the gradient.
+
+    The row of a failed codec has the reason as `failed`.
+    """
     sources = [inputs.gaussian(options.size), *([inputs.recorded(options.gradient)] if options.gradient else [])]
     chosen = [*POLAR, *(spec for spec in codecs(options.codec) or SETTINGS if spec not in POLAR)]
     rows = [{"source": source.name, **row} for source in sources for row in _rows(source, chosen)]

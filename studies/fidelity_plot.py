@@ -22,7 +22,11 @@ _PSNODES = {name for number, name in NAMES.items() if number not in OUTSIDE}
 
 
 def scalar_quantiser(bits: Float64s) -> Float64s:
-    """Return the least error of uniform quantisers of N(0, 1), with any zone around 0, means, and ideal entropy coding."""
+    """Return the least error of scalar quantisers of N(0, 1) with an ideal entropy coder, at each of `bits`.
+
+    Their intervals have equal widths, except for an interval of any width around 0. A value is decoded as the mean of its
+    interval.
+    """
     errors = []
     for zone in np.linspace(0.5, 1.2, 15):
         found = np.array([_quantised(step, zone * step) for step in np.geomspace(14, 0.15, 120)])
@@ -31,7 +35,10 @@ def scalar_quantiser(bits: Float64s) -> Float64s:
 
 
 def _quantised(step: float, zone: float) -> tuple[float, float]:
-    """Return the entropy in bits and the error for the interval [-zone, zone] and, outside it, intervals of width `step`."""
+    """Return the entropy in bits, and the error, of a scalar quantiser of N(0, 1).
+
+    Its intervals are [-zone, zone] and, outside it, intervals of width `step`.
+    """
     edges = zone + step * np.arange(math.ceil(7 / step) + 1)
     upper = np.array([0.5 * math.erfc(edge / math.sqrt(2)) for edge in edges])
     density = np.exp(-(edges**2) / 2) / math.sqrt(2 * math.pi)
@@ -44,7 +51,7 @@ def _quantised(step: float, zone: float) -> tuple[float, float]:
 
 
 def draw(result: Mapping[str, Any], path: Path) -> None:
-    """Write the plot to `path`: the error over bits, and the distance of the error to the rate-distortion function."""
+    """Write the plot to `path`. It shows errors over bits, and their distances to the rate-distortion function."""
     figure = figure_of(result)
     figure.savefig(path, dpi=100)
 
@@ -73,7 +80,7 @@ def figure_of(result: Mapping[str, Any]) -> Figure:
 
 
 def _family(row: Mapping[str, Any]) -> str:
-    """Return the first codec of a row's spec."""
+    """Return the name of the first codec in a row's spec, which may name a chain of codecs."""
     return str(row["spec"]).partition(":")[0].partition("+")[0]
 
 

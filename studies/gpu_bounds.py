@@ -1,11 +1,11 @@
 """`python -m studies.gpu_bounds`: registers and instructions of kernels for GPUs, and the share of a copy that they allow.
 
-NVRTC compiles the kernels without a device. The registers determine the number of warps that a multiprocessor can hold. The
-instructions determine the time to issue them, if nothing else takes time: one warp codes a row of 512 values, and each of the
-four schedulers of a multiprocessor issues one instruction of a warp per clock. Effects that only a device shows are left out:
-waits for memory, and slower units, except that integer instructions take two clocks in the second share. So the shares are upper
-bounds, not measurements. The instructions are those on the straight path through the kernel for a row of N(0,1). If five rows
-share bytes, work that is done once for all five counts for each row.
+NVRTC compiles the kernels without a device. The number of registers determines how many warps a multiprocessor can hold. The
+number of instructions determines the time to issue them: one warp codes a row of 512 values, and each of the four schedulers of
+a multiprocessor issues one instruction of a warp per clock. Effects that only a device shows, such as waits for memory and
+slower units, are left out. But the second share assumes that all instructions are for integers, which take two clocks each. So
+the shares are upper bounds, not measurements. The instructions counted are those on the straight path through the kernel for a
+row of N(0,1). If five rows share bytes, the work for these bytes is counted in full for each of the five rows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class Device(NamedTuple):
     """A GPU according to its data sheet.
 
-    `clock`: the clock in Hz on which its float32 rate is based. `memory`: bytes per second.
+    `clock`: the clock in Hz that the data sheet's float32 rate is based on. `memory`: bytes per second.
     """
 
     name: str
@@ -58,17 +58,17 @@ _ACTIONS = {False: {"encode": "encode", "decode": "decode"}, True: {"error": "en
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the command."""
+    """Options of `python -m studies.gpu_bounds`."""
 
     codec: tuple[str, ...] = option((), "This one; repeat; default: all that have a formula.", repeated=True, metavar="SPEC")
 
 
 def measure(options: Options) -> Found:
-    """Return a row for each spec and architecture of DEVICES.
+    """Return a row for each spec and each architecture in DEVICES.
 
-    For each kernel a row has `registers`, bytes `spilled` and resident `warps`. For each of ACTIONS it has the `instructions` of
-    a warp per row, and the two largest possible `shares` of a copy: one if all units were as fast as the schedulers, and one if
-    all instructions were for integers. Raises ConfigurationError for a spec without a formula, and if NVRTC is missing.
+    For each kernel a row has `registers`, bytes `spilled` and resident `warps`. For each of ACTIONS it has the `instructions`
+    of a warp per row, and two `shares` of a copy, both upper bounds: one if all units were as fast as the schedulers, and one
+    if all instructions were for integers. Raises ConfigurationError for a spec without a formula, and if NVRTC is missing.
     """
     from psnode.codecs.rows.formula import program_of
     from psnode.codecs.rows.known import formula_of, ranking_of
@@ -129,16 +129,20 @@ def _taken(program: Program, architecture: str) -> dict[str, int]:
 
 
 def resident_warps(registers: int) -> int:
-    """Return the number of warps that a multiprocessor can hold, with `registers` per thread and blocks of 256 threads."""
+    """Return the number of warps that a multiprocessor can hold at `registers` registers per thread.
+
+    Blocks have 256 threads.
+    """
     each = -(-registers * 32 // _GRAIN) * _GRAIN
     return min(_WARPS, _REGISTERS // 4 // each * 4) // _BLOCK_WARPS * _BLOCK_WARPS
 
 
 def share_of_copy(device: Device, moved: float, parts: Sequence[tuple[float, float]], rate: float) -> float:
-    """Return the largest share of a copy's bytes per second that moving `moved` bytes per value can reach.
+    """Return the largest share of a copy's bytes per second that an action can reach which moves `moved` bytes per value.
 
-    `parts`: bytes per value and instructions per row of kernels that run one after another; `rate`: warp instructions per clock
-    and multiprocessor. A kernel takes either the time for its memory or the time for its instructions, whichever is longer.
+    `parts`: for each kernel, bytes per value and instructions per row; the kernels run one after another. `rate`: warp
+    instructions per clock and multiprocessor. A kernel takes the time for its memory or the time for its instructions,
+    whichever is longer.
     """
     issued = device.multiprocessors * device.clock * rate * _ROW  # values per second, at one instruction per row
     return moved / device.memory / sum(max(nbytes / device.memory, count / issued) for nbytes, count in parts)

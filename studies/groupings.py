@@ -1,12 +1,20 @@
 """`python -m studies.groupings`: predicted step times of several ways to group a model's tensors, at several rates of the links.
 
-For each network the study measures the passes, and the curves of the scheme and of the codecs that may share its plan. Everything
-else is computed: the step of every grouping by psnode.jobs.planning.job_step, and by the model of the search.
+For each network the study measures the passes, and the times of the scheme and of the other codecs that may share its plan, as
+functions of the size. Everything else is computed: the step of every grouping, once by the simulation in
+psnode.jobs.planning.job_step, and once by the model of the search.
 
-The ways are: one group; MergeComp's best two and three groups; one group for each tensor; the rule of psnode.plans.rule; searches
-with only the scheme's codec, with all codecs, and with all codecs and groups in parts; and SeCoPa's decisions for each gradient,
-with the sum of an exchange's stages, and with overlapped stages. The candidates of a search are its five best groupings and those
-of the previous searches; the candidate that is quickest in the simulation counts.
+The ways to group are:
+
+* one group
+* MergeComp's best two groups, and its best three groups
+* one group for each tensor
+* the rule of psnode.plans.rule
+* searches: with only the scheme's codec, with all codecs, and with all codecs and groups in parts
+* SeCoPa's decisions for each gradient: with the sum of an exchange's stages, and with overlapped stages
+
+The candidates of a search are its five best groupings and those of the previous searches. The result of the search is the
+candidate that is quickest in the simulation.
 """
 
 from __future__ import annotations
@@ -30,7 +38,7 @@ _ROUND_TRIP = 2e-4
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the command."""
+    """Options of `python -m studies.groupings`."""
 
     network: tuple[str, ...] = option(("LeNet",), "Repeat for more.", repeated=True)
     rate: tuple[str, ...] = option(("10mbit", "100mbit", "1gbit", "10gbit"), "Of the links; repeat for more.", repeated=True)
@@ -43,8 +51,8 @@ class Options:
 def measure(options: Options) -> Found:
     """Return a row for each network, rate and way.
 
-    `seconds`: the time of a step in the simulation; `modelled`: the same in the model of the search; `sent`: the bytes that a
-    worker sends in a step; `codecs`: the codecs' shares of all coordinates.
+    `seconds`: the time of a step in the simulation; `modelled`: its time in the model of the search; `sent`: the bytes that a
+    worker sends in a step; `codecs`: the share of all coordinates that each codec gets.
     """
     rows = list[dict[str, Any]]()
     for network in options.network:
@@ -70,7 +78,7 @@ def measure(options: Options) -> Found:
 
 
 def ways(found: Ways) -> Iterator[Way]:
-    """Yield all ways to group the tensors."""
+    """Yield all ways to group the tensors, in the order of the tables."""
     alone = [found.mergecomp(1), found.mergecomp(2), found.mergecomp(3), found.each_tensor(), found.rule()]
     papers = [found.secopa(), found.secopa(overlapped=True)]
     yield from (way for way in (*alone, *found.searched(), *papers) if way is not None)

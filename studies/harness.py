@@ -42,9 +42,10 @@ class Found(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A column.
+    """A column of a table.
 
-    `cell`: a format string for the members of a row, or a function of the row. `left`: True for text, False for numbers.
+    `cell`: a format string for the members of a row, or a function of the row. `left`: True to align text to the left; numbers
+    are aligned to the right.
     """
 
     title: str
@@ -57,7 +58,10 @@ class Column(NamedTuple):
 
 
 def at(form: str, *path: Any) -> Callable[[Row], str]:
-    """Return a cell that formats the number at `path`, keys of nested mappings or lists, with the format `form`."""
+    """Return a cell for `Column`: it formats, with `form`, the number at `path` in a row.
+
+    `path`: keys of nested mappings or lists.
+    """
 
     def cell(row: Row) -> str:
         found: Any = row
@@ -130,7 +134,7 @@ def table(columns: Sequence[Column], rows: Sequence[Row]) -> str:
 
 
 def codecs(specs: Sequence[str]) -> tuple[str, ...]:
-    """Return the specs of an option --codec.
+    """Return the specs of an option --codec, after registering codecs from files.
 
     A codec given as FILE:NAME is registered, and its spec is replaced by one with its id.
     """
@@ -144,7 +148,7 @@ def _plain(value: Any) -> Any:
 
 
 def command_of(study: Study[Any], name: str) -> click.Command:
-    """Return the command line of a study, under the name `name`."""
+    """Return the command line of `study`, as a command with the name `name`."""
     settings = settings_of(study.options)
     path = click.Path(path_type=Path)
     common = [
@@ -187,7 +191,7 @@ def _asked(setting: Setting) -> click.Option:
 
 
 def _values(settings: Mapping[str, Setting], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of all fields.
+    """Return the values of all fields of the options.
 
     Raises ConfigurationError for a missing required option, and for invalid items of a list.
     """
@@ -206,7 +210,10 @@ def _values(settings: Mapping[str, Setting], given: Mapping[str, Any]) -> dict[s
 
 
 def _shown_again(study: Study[Any], file: Path) -> tuple[Result, str]:
-    """Return a result of --json and its page. Raises ConfigurationError if the file does not contain a result of this study."""
+    """Return a result that --json has saved, and its page.
+
+    Raises ConfigurationError if the file does not contain a result of this study.
+    """
     try:
         result = json.loads(file.read_bytes())
         return result, page(study, result)

@@ -1,10 +1,11 @@
 """`python -m studies.honest_norms`: gradients that the norm cap refuses in honest runs with heavy tails.
 
 The study trains small torch models on heavy-tailed data, each with 1 to 4 workers and its own seed. It passes the norms of all
-gradients, by tensor, to the master's rule (psnode.exchange.shard.norm_verdicts), as rounds of all workers. No job is started,
-nothing is coded, and the weights follow the mean of all gradients. A row shows a kind of data: the runs, the gradients, and the
-gradients refused by three rules. The first rule is the default. The second is only the bound of the default, 1e6 times the
-largest gradient accepted before, without the limit at which squares leave the range of float32. The third is --norm-cap 10.
+gradients, by tensor, to the master's rule (psnode.exchange.shard.norm_verdicts), as if every round had a gradient of every
+worker. No job is started, nothing is coded, and the weights follow the mean of all gradients, including refused ones. A row
+shows a kind of data: the number of runs, of gradients, and of gradients that three rules refuse. The first rule is the default.
+The second is only the bound of the default, 1e6 times the largest gradient accepted before, without the limit at which squares
+leave the range of float32. The third is --norm-cap 10.
 """
 
 from __future__ import annotations
@@ -54,12 +55,12 @@ def _logistic(bias: float, rng: np.random.Generator, features: Callable[[np.rand
 
 
 def rare(rng: np.random.Generator) -> Trial:
-    """Return logistic regression with one positive example in 256, and an initial bias of 0, -7 or -80."""
+    """Return logistic regression in which one example in 256 is positive. The initial bias is 0, -7 or -80."""
     return _logistic(float(rng.choice([0, -7, -80])), rng, lambda rng: rng.standard_normal((BATCH, 12)))
 
 
 def sparse(rng: np.random.Generator) -> Trial:
-    """Return logistic regression on features of which 99 in 100 are zero and the others have log-normal sizes."""
+    """Return logistic regression on features of which 99 in 100 are zero and all others have log-normal sizes."""
     return _logistic(-4.0, rng, lambda rng: (rng.random((BATCH, 12)) < 0.01) * np.exp(3 * rng.standard_normal((BATCH, 12))))
 
 
@@ -75,7 +76,7 @@ def tokens(rng: np.random.Generator) -> Trial:
 
 
 def scale(rng: np.random.Generator) -> Trial:
-    """Return a model with a scalar scale, which is zero and rarely used at first, and a warm-up from learning rate 0."""
+    """Return a model with a scalar scale. The scale is zero, and rarely used, at first; the learning rate warms up from 0."""
     model = nn.ParameterDict({"w": nn.Parameter(torch.randn(20)), "s": nn.Parameter(torch.zeros(()))})
 
     def loss(step: int, rng: np.random.Generator) -> torch.Tensor:
@@ -88,7 +89,7 @@ def scale(rng: np.random.Generator) -> Trial:
 
 
 def unfrozen(rng: np.random.Generator) -> Trial:
-    """Return a model with a layer that has no gradient for the first 20 steps."""
+    """Return a model with a layer that gets no gradient in the first 20 steps."""
     first, second = nn.Linear(10, 10), nn.Linear(10, 1)
 
     def loss(step: int, rng: np.random.Generator) -> torch.Tensor:
@@ -102,7 +103,7 @@ def unfrozen(rng: np.random.Generator) -> Trial:
 
 
 def spikes(rng: np.random.Generator) -> Trial:
-    """Return clipped least squares on Cauchy features and targets; one batch in ten is multiplied by 1000."""
+    """Return least squares with clipped gradients, on Cauchy features and targets; one batch in ten is multiplied by 1000."""
     model = nn.Linear(6, 1)
 
     def loss(step: int, rng: np.random.Generator) -> torch.Tensor:
@@ -115,7 +116,10 @@ def spikes(rng: np.random.Generator) -> Trial:
 
 
 def counts(rng: np.random.Generator) -> Trial:
-    """Return clipped Poisson regression on Student's t: its log link makes the loss exponential in the weights."""
+    """Return Poisson regression with clipped gradients, on features with Student's t distribution.
+
+    Its log link makes the loss exponential in the weights.
+    """
     model = nn.Linear(4, 1)
 
     def loss(step: int, rng: np.random.Generator) -> torch.Tensor:
@@ -126,7 +130,7 @@ def counts(rng: np.random.Generator) -> Trial:
 
 
 def recurrent(rng: np.random.Generator) -> Trial:
-    """Return a clipped linear recurrence of 5 to 59 steps; its gradient grows exponentially with the number of steps."""
+    """Return a linear recurrence of 5 to 59 steps, with clipped gradients. They grow exponentially with the number of steps."""
     model = nn.ParameterDict({"a": nn.Parameter(torch.tensor(1.6)), "b": nn.Parameter(torch.tensor(0.1))})
 
     def loss(step: int, rng: np.random.Generator) -> torch.Tensor:
@@ -139,7 +143,7 @@ def recurrent(rng: np.random.Generator) -> Trial:
 
 
 def accumulated(rng: np.random.Generator) -> Trial:
-    """Return a classifier with two layers and three classes, one of them rare, and batches of eight times the usual size."""
+    """Return a two-layer classifier of three classes, of which one is rare. Its batches have eight times the usual size."""
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
 
     def loss(step: int, rng: np.random.Generator) -> torch.Tensor:
@@ -154,9 +158,9 @@ KINDS = (rare, sparse, tokens, scale, unfrozen, spikes, counts, recurrent, accum
 
 
 def rounds(kind: Callable[[np.random.Generator], Trial], seed: int, workers: int) -> Iterator[list[list[float]]]:
-    """Yield the norms of each step's gradients, by worker and tensor.
+    """Yield for each step the norms of its gradients, by worker and tensor.
 
-    A negative rate -r stands for the rate r with the mean gradient clipped to norm 1.
+    A negative learning rate -r means that the rate is r, and that the mean gradient is clipped to norm 1.
     """
     torch.manual_seed(seed)
     trial, rngs = kind(np.random.default_rng(seed)), [np.random.default_rng((seed, rank)) for rank in range(workers)]
@@ -180,7 +184,10 @@ def rounds(kind: Callable[[np.random.Generator], Trial], seed: int, workers: int
 
 
 def refused(played: list[list[list[float]]], cap: float) -> int:
-    """Return the number of refused gradients."""
+    """Return the number of gradients that a cap of `cap` refuses.
+
+    `played`: for each round, the norms of the gradients by worker and group.
+    """
     groups, count = len(played[0][0]), 0
     plan = make_plan([Tensor(f"t{i}.w", (1,)) for i in range(groups)], "identity", group_by="layer", min_compress_bytes=0)
     judge = Judge(all_of(plan), cap)
@@ -199,13 +206,13 @@ def refused(played: list[list[list[float]]], cap: float) -> int:
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the command."""
+    """Options of `python -m studies.honest_norms`."""
 
     runs: int = option(RUNS, "Runs, of all kinds of data in turn.", minimum=1)
 
 
 def measure(options: Options) -> Found:
-    """Return a row for each kind of data, and their sums."""
+    """Return a row for each kind of data, and a row with their sums."""
     torch.set_num_threads(1)
     rows = [{"data": kind.__name__, **_counts(place, options.runs)} for place, kind in enumerate(KINDS)]
     sums = {name: sum(row[name] for row in rows) for name in rows[0] if name != "data"}

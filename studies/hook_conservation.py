@@ -1,9 +1,10 @@
-"""`python -m studies.hook_conservation`: with the communication hook, applied and kept gradients add up to the given ones.
+"""`python -m studies.hook_conservation`: with DDP's communication hook, no part of a gradient is lost.
 
-The study prints the largest |applied + kept - given| / |given| of all tensors, for each codec under error feedback in each case.
-The gradients are known in advance. `applied`: the sum of the gradients in .grad over all steps of the optimizer, times the number
-of ranks. `kept`: the residuals of all ranks at the end. `given`: the sum of the gradients of all ranks in the steps that were
-taken. The exit code is 1 if an error is above 1e-5.
+The applied and the kept parts must add up to the given gradients, which are known in advance. For each codec under error
+feedback, and in each case, the study prints the largest |applied + kept - given| / |given| of all tensors. `applied`: the sum
+of the gradients in .grad over all steps of the optimizer, times the number of ranks. `kept`: the sum of the residuals of all
+ranks at the end. `given`: the sum of the gradients of all ranks in the steps that were taken. The exit code is 1 if an error is
+above 1e-5.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 class Known(nn.Module):
-    """A model whose loss has given gradients: the sum of <w, g> over the parameters w in `gradients`."""
+    """A model with known gradients. Its loss is the sum of <w, g> over all `gradients` g, each with its parameter w."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +48,7 @@ class Known(nn.Module):
 
 
 def passes(case: str, rank: int, step: int) -> Iterator[Tensors]:
-    """Yield the gradients of a rank in each backward pass of a step."""
+    """Yield the gradients of rank `rank` in step `step`, for one backward pass after another."""
     spoilt = (1, 3) if case == MIXED else (3,)
     case, step, index = kind(case, step), step // (len(CASES) - 1) if case == MIXED else step, step
     several = case in ("accumulated", "no_sync")
@@ -68,15 +69,15 @@ def passes(case: str, rank: int, step: int) -> Iterator[Tensors]:
 
 
 def kind(case: str, step: int) -> str:
-    """Return the case of a step.
+    """Return the case to which step `step` belongs.
 
-    MIXED stands for the other cases in turn, except the last, for which DDP is constructed differently.
+    In MIXED, the steps belong to all other cases in turn, except the last one, for which DDP is constructed differently.
     """
     return CASES[step % (len(CASES) - 1)] if case == MIXED else case
 
 
 def errors(codec: str, case: str, steps: int, groups: list[dist.ProcessGroup]) -> dict[str, float]:
-    """Train and return the relative error of each tensor."""
+    """Train with `codec` in the case `case`, and return the relative error of each tensor."""
     rank, group = dist.get_rank(), dist.group.WORLD
     if case in ("subgroup", MIXED):
         group = groups[rank // 2]
@@ -126,7 +127,7 @@ def compared(given: Tensors, applied: Tensors, kept: dict[str, Any], scale: floa
 
 
 def work(rank: int, ranks: int, meeting: str, codecs: list[str], cases: list[str], steps: int, out: Any) -> None:
-    """Run one rank, with all codecs in all cases, one after another in one job."""
+    """Run one rank: all codecs in all cases, one after another in one job."""
     gc.freeze()  # each hook searches all objects for its DDP, and torch alone has half a million objects
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks)
@@ -169,7 +170,7 @@ TARGETS = tuple(name for name, entry in CODECS.items() if entry.target)
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the command."""
+    """Options of `python -m studies.hook_conservation`."""
 
     ranks: tuple[int, ...] = option((2, 3), "Repeat.", minimum=2, repeated=True)
     steps: int = option(50, "Steps of each case.", minimum=1)
@@ -178,7 +179,7 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """Return a row for each number of ranks and codec: `errors` by case. Fact: `worst`."""
+    """Return a row for each number of ranks and codec: `errors` by case. Fact: `worst`, the largest error."""
     rows: list[dict[str, Any]] = [
         {"ranks": f"{ranks} ranks", "codec_id": codec, "errors": dict(zip(options.case, row, strict=True))}
         for ranks in options.ranks

@@ -1,7 +1,8 @@
 """`python -m studies.liars`: accuracy if one worker sends false gradients, with several defences of the master.
 
-The last worker lies: hooks on its parameters replace every gradient before psnode gets it. So the worker sends a valid payload
-with a false gradient, and reports true losses. All runs are `psnode train --local P` in this process.
+The last worker lies: hooks on its parameters replace every gradient g before psnode gets it. So this worker sends valid
+payloads with false gradients, and reports true losses. d is the number of values of a tensor. All runs are `psnode train
+--local P` in this process.
 
     flip      -g
     x100      100 g
@@ -56,7 +57,10 @@ _NOISE = 10.0
 
 
 class Lying(Classification):
-    """Image classification in a job of threads, in which worker `liar` sends the results of `lie` instead of its gradients."""
+    """Image classification in a job of threads.
+
+    The worker `liar` sends the results of the function `lie` instead of its gradients.
+    """
 
     def __init__(self, lie: str, liar: int, network: str, dataset: str, seed: int) -> None:
         super().__init__(network, dataset, seed=seed)
@@ -111,9 +115,10 @@ def lie_of(name: str, seed: int) -> Lie:
 
 
 def trial(settings: Mapping[str, Any], lie: str, seed: int, folder: Path) -> dict[str, Any]:
-    """Train and evaluate once, unless `folder` has the result.
+    """Train and evaluate once, and return the result. If `folder` already has the result, return that.
 
-    The result has `top1` (None if the run ended without an accuracy), and the median seconds of a step.
+    The result has `top1` (None if the run ended without an accuracy), and the median seconds `step` of a step and `decode` of
+    its decoding.
     """
     from psnode.jobs.job import run
 
@@ -154,7 +159,7 @@ def accuracy(task: Classification, folder: Path) -> float:
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the command."""
+    """Options of `python -m studies.liars`."""
 
     network: str = option("FC", "Same as for train.")
     scheme: str = option("dense", "Same as for train.")
@@ -167,7 +172,10 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """Return a row per lie, with the accuracies of all seeds and the median times of step and decoding for every defence."""
+    """Return a row per lie.
+
+    For every defence it has the accuracies of all seeds, and the median times of a step and of decoding.
+    """
     settings = {
         "network": options.network, "dataset": "digits", "scheme": options.scheme, "local": options.workers,
         "max_steps": options.steps, "threads": 1,
@@ -186,7 +194,7 @@ def _cell(options: Options, settings: Mapping[str, Any], lie: str, defence: str)
 
 
 def _columns(result: Result) -> list[Column]:
-    """Return a column per defence: the mean accuracy in per cent, with the least one in parentheses."""
+    """Return a column per defence: the mean accuracy in per cent, with the least accuracy in parentheses."""
 
     def cell(defence: str) -> Callable[[Row], str]:
         return lambda row: _accuracies(row[defence]["all_top1"])
@@ -195,7 +203,7 @@ def _columns(result: Result) -> list[Column]:
 
 
 def _accuracies(values: Sequence[float | None]) -> str:
-    """Return the mean and the least of the known accuracies, and the number of runs without an accuracy."""
+    """Return as text the mean and the least of the known accuracies, and the number of runs without an accuracy."""
     known = [100 * value for value in values if value is not None]
     ended = f"ended {len(values) - len(known)} of {len(values)}" if len(known) < len(values) else ""
     return "; ".join(part for part in (f"{statistics.fmean(known):.1f} ({min(known):.1f})" if known else "", ended) if part)

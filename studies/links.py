@@ -1,9 +1,9 @@
-"""`python -m studies.links`: bytes through every rank's link on emulated hosts, beside those of the routes; needs root.
+"""`python -m studies.links`: bytes through every rank's link on emulated hosts, compared with the routes; needs root.
 
 A job is run for each number of --workers and each --topology, with float32 values both ways, whose frames have a known size
-(docs/payload-format.md). The ranks' own counts in `summary.json` are compared with the frames of the routes. Under all topologies
-the weights at the end must be those of the first topology, bit for bit. All hosts share this machine's cores, so the times of
-these jobs say nothing.
+(docs/payload-format.md). The ranks' own counts in `summary.json` are compared with the frames that the routes send over each
+link. Under all topologies, the weights at the end must be those of the first topology, bit for bit. All hosts share this
+machine's cores, so the step times of these jobs are not meaningful.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TOPOLOGIES = ("star", "star:down=tree", "mesh", "mesh:master=auto", "sharded:se
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the command."""
+    """Options of `python -m studies.links`."""
 
     network: str = option("LeNet", "As for train.")
     workers: tuple[int, ...] = option((8, 16), "Repeat for more.", minimum=1, repeated=True, metavar="P", aliases=("-n",))
@@ -46,8 +46,8 @@ class Options:
 def measure(options: Options) -> Found:
     """Return a row for each job.
 
-    `busiest`: the rank with the most bytes on its link in one direction; `expected` and `counted`: these bytes in a step, by the
-    routes and by the ranks' own counts; `wrong`: how many of the ranks' counts differ from the routes; `same`: True if the
+    `busiest`: the rank with the most bytes on its link in one direction; `expected` and `counted`: these bytes in a step, by
+    the routes and by the ranks' own counts; `wrong`: the number of counts that differ from the routes; `same`: True if the
     weights are those of the first topology.
     """
     rows = list[dict[str, Any]]()
@@ -80,7 +80,7 @@ def _job(options: Options, workers: int, topology: str, folder: Path) -> dict[st
 
 
 def compared(plan: Plan, layout: Layout, topology: str, summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the members of a row that compare the counts of bytes in a summary with the routes of a plan."""
+    """Return the part of a row that compares the counts of bytes in a summary with the routes of a plan."""
     sizes = [frame_bytes([segment.shape for segment in group.segments]) for group in plan.groups]
     loads = link_loads(routes_of(layout, plan, topology), layout.computing, sizes=sizes, ups=sizes, downs=sizes)
     steps, ranks = summary["link_bytes"]["steps"], summary["link_bytes"]["ranks"]

@@ -1,8 +1,8 @@
 """`python -m studies.loading`: images per second of a worker's data loading, and of torch's DataLoader on the same files.
 
-Both decode JPEG files, crop a random part of the area, mirror it with probability 1/2, and normalise to float32. psnode uses the
-data set imagefolder. torch uses torchvision's ImageFolder with RandomResizedCrop and RandomHorizontalFlip. The two take turns in
-one run. The timing begins after the first batch, so the start of processes is left out.
+Both programs decode JPEG files, crop a random part of the area, mirror it with probability 1/2, and normalise to float32.
+psnode uses the data set imagefolder. torch uses torchvision's ImageFolder with RandomResizedCrop and RandomHorizontalFlip. The
+two programs take turns in one run. The timing begins after the first batch, so it does not include the start of processes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _QUALITY = 85
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the command."""
+    """Options of `python -m studies.loading`."""
 
     data_dir: Path | None = option(None, "Same as for imagefolder; default: JPEGs made on the spot.", metavar="DIR")
     size: int = option(224, "Side of the images that come out.", minimum=1)
@@ -39,7 +39,7 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """Return a row per number of processes: the median, minimum and maximum of images per second of psnode and of torch."""
+    """Return a row per number of processes, with the images per second of psnode and of torch: median, minimum and maximum."""
     with tempfile.TemporaryDirectory() as folder:
         root = options.data_dir or _made(Path(folder), max(256, 2 * options.batch_size))
         found: dict[tuple[int, str], list[float]] = {}
@@ -65,7 +65,7 @@ def _rate(made: Iterator[Any], batch_size: int, batches: int) -> float:
 
 
 def _ours(root: Path, size: int, batch_size: int, processes: int) -> Iterator[Any]:
-    """Yield batches in the same way as a worker gets them."""
+    """Yield batches of psnode's data loading, as a worker gets them."""
     from psnode.tasks import data
     from psnode.tasks.data.given import data_of
     from psnode.tasks.data.sampler import Sampler
@@ -82,7 +82,7 @@ def _ours(root: Path, size: int, batch_size: int, processes: int) -> Iterator[An
 
 
 def _theirs(root: Path, size: int, batch_size: int, processes: int) -> Iterator[Any]:
-    """Return an iterator over batches of torch's DataLoader, epoch after epoch."""
+    """Return an iterator over batches of torch's DataLoader. It never ends: one epoch follows another."""
     from torch.utils.data import DataLoader
 
     from psnode.tasks.data.processes import context
@@ -96,7 +96,10 @@ def _theirs(root: Path, size: int, batch_size: int, processes: int) -> Iterator[
 
 
 class _Files:
-    """torchvision's ImageFolder, made anew in other processes: before torchvision's import, operators may need a declaration."""
+    """torchvision's ImageFolder, which every process constructs for itself instead of unpickling it.
+
+    Before torchvision is imported, operators may have to be declared; the constructor does this.
+    """
 
     def __init__(self, root: Path, size: int) -> None:
         from psnode.tasks.data.data_set import STATISTICS
@@ -121,7 +124,7 @@ class _Files:
 
 
 def _made(folder: Path, count: int) -> Path:
-    """Make a data set of `count` training JPEG files of 256 x 256, smooth like photographs, in two classes."""
+    """Make a data set in `folder`: `count` training JPEG files of 256 x 256, smooth like photographs, in two classes."""
     from PIL import Image
 
     rng = np.random.default_rng(0)

@@ -1,9 +1,9 @@
 """`python -m studies.memory`: peak memory of the master and of a worker, and the prediction of psnode.exchange.footprint.
 
 The study runs real jobs of two steps on synthetic data, `psnode launch -n P -- train ...`. Their summaries contain the peak
-resident memory of rank 0 and of the largest worker. A small network with the same scheme gives the base: the memory for Python,
-torch, torchvision, MPI and compiled kernels. The small network runs twice, since a process that compiles a kernel also has the
-compiler in memory. The measured and the predicted memory above the base are stated in copies of the model.
+resident memory of rank 0 and of the largest worker. A run of a small network with the same scheme gives the base: the memory of
+Python, torch, torchvision, MPI and compiled kernels. The small network runs twice, since a process that compiles a kernel also
+has the compiler in memory. The measured and the predicted memory above the base are stated in multiples of the model's size.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PEAKS = {"master": "peak_memory_bytes", "worker": "worker_peak_memory_bytes"}
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the command."""
+    """Options of `python -m studies.memory`."""
 
     network: tuple[str, ...] = option(
         ("torchvision:resnet18",), "Same as for train, or gpt2:124m, gpt2:355m. Repeat for more.", repeated=True
@@ -50,11 +50,11 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """Return two rows for every combination, one for each role.
+    """Return two rows for every combination of scheme, network and workers: one for the master and one for a worker.
 
-    Members: `base_bytes`, `peak_bytes`, `model_bytes`; `copies` and `expected_copies`, the memory above the base in copies of the
-    model; `expected_bytes`, the expected peak; `coded`, the number of copies of the model that a worker sends in a step. Raises
-    PsnodeError if a run fails, or if the system does not report the peak memory of a process.
+    Members: `base_bytes`, `peak_bytes`, `model_bytes`; `copies` and `expected_copies`, the memory above the base in multiples
+    of the model's size; `expected_bytes`, the expected peak; `coded`, the bytes that a worker sends in a step, as a multiple of
+    the model's size. Raises PsnodeError if a run fails, or if the system does not report the peak memory of a process.
     """
     rows, flags = [], shlex.split(options.flags)
     for scheme in options.scheme:
@@ -87,7 +87,7 @@ def _row(role: str, network: str, scheme: str, workers: int, base: _Measured, fo
 
 
 def _what(network: str) -> list[str]:
-    """Return the flags of train for the model and its data."""
+    """Return the flags of train that select the model and its data."""
     if network.startswith(_TRANSFORMER):
         return ["--task", f"{_TASK}:Gpt2", "--task-option", f"model={network.removeprefix(_TRANSFORMER)}"]
     return ["--network", network, *_DATA.split()]

@@ -1,4 +1,4 @@
-"""`python -m studies.named ARGS`: `psnode ARGS` with thread names that the kernel knows, and thus top -H and perf.
+"""`python -m studies.named ARGS`: run `psnode ARGS` with thread names that the kernel knows, so that top -H and perf show them.
 
 Python before 3.14 does not pass the names of threads to the kernel.
 """
@@ -14,10 +14,10 @@ from types import FrameType
 
 
 def tell_names() -> None:
-    """Give every thread that `threading` starts after this call its name in /proc, cut to 15 characters."""
+    """Make every thread that `threading` starts from now on write its name, cut to 15 characters, to /proc."""
 
     def tell(frame: FrameType, event: str, argument: object) -> None:
-        """Write the name of a new thread. This is called once, before the thread's own code."""
+        """Write the name of the current thread to /proc. A new thread calls this once, before its own code."""
         sys.setprofile(None)
         with contextlib.suppress(OSError):
             Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(threading.current_thread().name)

@@ -1,8 +1,9 @@
-"""`python -m studies.norm_cost`: cost of a push's norm: measure and add compared with decode_add, and as a lane's share.
+"""`python -m studies.norm_cost`: the time that computing a push's norm adds to an addition, and to the work of a lane.
 
-The segment has 11.2 million values (ResNet-18). The actions take turns within one process, and times are medians of 15. The work
-of a lane is modelled as four such additions, plain SGD, and coding the change with topk:ratio=0.005+fp16. For the spec identity
-the change is copied instead. The study also states the processor time of a round's verdicts.
+An addition with the norm is measure and add; without the norm it is decode_add. The segment has 11.2 million values
+(ResNet-18). The actions take turns within one process, and times are medians of 15. The work of a lane is modelled as four
+additions, plain SGD, and coding the change with topk:ratio=0.005+fp16. For the spec identity the change is copied instead of
+coded. The study also states the processor time of a round's verdicts.
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ def seconds(act: Callable[[], object]) -> float:
 
 
 def cost(spec: str, size: int) -> dict[str, Any]:
-    """Return a row for `size` values: the ratios of the times with and without the norm, for an addition and for a lane."""
+    """Return a row for a segment of `size` values coded by `spec`.
+
+    `addition` and `lane`: the time with the norm divided by the time without it, for an addition and for the work of a lane.
+    """
     rng = np.random.default_rng(1)
     codec, down = get_codec(spec), get_codec("topk:ratio=0.005+fp16")
     payload = codec.encode(rng.standard_normal(size).astype(np.float32), Key.derive(1))
@@ -72,7 +76,7 @@ def _turns(works: list[Callable[[], object]]) -> list[list[float]]:
 
 
 def judging(cap: float) -> float:
-    """Return the microseconds of processor time per group for a round's verdicts on WORKERS workers, all honest."""
+    """Return the processor time, in microseconds per group, of a round's verdicts on WORKERS honest workers."""
     groups = GROUPS
     tensors = [Tensor(f"t{index}.w", (1,)) for index in range(groups)]
     judge = Judge(all_of(make_plan(tensors, "identity", group_by="layer", min_compress_bytes=0)), cap)
@@ -90,14 +94,14 @@ def judging(cap: float) -> float:
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the command."""
+    """Options of `python -m studies.norm_cost`."""
 
     codec: tuple[str, ...] = option(("identity", "topk:ratio=0.005+fp16", "qsgd"), "Repeat.", repeated=True, metavar="SPEC")
     size: int = option(11_200_000, "Values of the segment.", minimum=1)
 
 
 def measure(options: Options) -> Found:
-    """Return a row per codec. Fact: `verdicts`, microseconds by cap."""
+    """Return a row per codec. Fact: `verdicts`, the microseconds of a round's verdicts per group, by cap."""
     verdicts = {f"{cap:g}": judging(cap) for cap in (AUTO, 10.0)}
     return Found([cost(spec, options.size) for spec in codecs(options.codec)], {"verdicts": verdicts})
 

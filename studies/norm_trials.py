@@ -1,13 +1,14 @@
-"""`python -m studies.norm_trials`: honest gradients, and gradients times 100, that the norm cap would refuse in a run.
+"""`python -m studies.norm_trials`: numbers of honest gradients, and of gradients times 100, that the norm cap would refuse.
 
     python -m studies.norm_trials --train "--network LeNet --dataset mnist --data-dir DIR --batch-size 16 --lr-schedule cosine \
         --max-steps 2400 --scheme dense --lr 0.05 --local 4 --threads 1 --train-dir runs/norms"
 
-This command trains with the given settings of `psnode train` and the cap off, and records the norm of every push of every group.
-It then replays the norms through the rules auto and 10, as rounds of all workers (bsp). This is done with unchanged norms; with
-one gradient of a random worker in a random round multiplied by 100; and with all gradients of a random worker from a random round
-on multiplied by 100. The row has three numbers: the refused honest gradients; the trials with one false gradient in which this
-gradient is refused; and the trials with a lying worker in which one of the worker's gradients is refused within 60 rounds.
+This command trains with the given settings of `psnode train` and the cap off, and records the norm of every push of every
+group. It then replays the norms, as rounds of all workers (bsp), in three ways. With unchanged norms, it counts the honest
+gradients that the rules auto and 10 refuse. In trials with one false gradient, one gradient of a random worker in a random
+round is multiplied by 100; the study counts the trials in which the rule 10 refuses this gradient. In trials with a lying
+worker, all gradients of a random worker from a random round on are multiplied by 100; the study counts the trials in which the
+rule 10 refuses one of them within 60 rounds.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ Lie = Callable[[int, int], float]
 
 
 class Recorder(Judge):
-    """A judge that records every push. `rounds`: for each round, the norms of the groups by rank."""
+    """A judge that records every push.
+
+    `rounds`: a list of rounds; each has, by rank, the norms of the groups.
+    """
 
     rounds: list[Round] = []
 
@@ -51,7 +55,7 @@ class Recorder(Judge):
 
 
 def play(rounds: Sequence[Round], cap: float, lie: Lie = lambda number, rank: 1.0) -> set[tuple[int, int]]:
-    """Return the round and rank of each refused gradient.
+    """Replay `rounds` with the cap `cap`, and return the round and rank of each refused gradient.
 
     Each norm is multiplied by the result of `lie` for its round and rank.
     """
@@ -75,7 +79,7 @@ def play(rounds: Sequence[Round], cap: float, lie: Lie = lambda number, rank: 1.
 
 
 def lies(rounds: Sequence[Round], who: int, first: int, last: int) -> bool:
-    """Return True if a push of `who` is refused when its pushes of rounds `first` to `last` are multiplied by FACTOR."""
+    """Return True if a push of rank `who` is refused when its pushes of rounds `first` to `last` are multiplied by FACTOR."""
     start = max(0, first - BEFORE)
 
     def lie(number: int, rank: int) -> float:
@@ -85,7 +89,7 @@ def lies(rounds: Sequence[Round], who: int, first: int, last: int) -> bool:
 
 
 def trials(rounds: Sequence[Round], dice: random.Random) -> tuple[int, int]:
-    """Return two counts, each out of TRIALS: the refused single lies, and the lying workers with a refused push."""
+    """Return two counts out of TRIALS: the refused single lies, and the lying workers of which a push is refused."""
     once = always = 0
     for _ in range(TRIALS):
         at, begin = dice.randrange(len(rounds)), dice.randrange(max(1, len(rounds) - PATIENCE))
@@ -96,13 +100,13 @@ def trials(rounds: Sequence[Round], dice: random.Random) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the command."""
+    """Options of `python -m studies.norm_trials`."""
 
     train: str = option(ABSENT, "Flags of train, as one text; --local N among them.", metavar="FLAGS")
 
 
 def measure(options: Options) -> Found:
-    """Return one row. Raises PsnodeError if the run fails."""
+    """Return one row, with the counts of the run. Raises PsnodeError if the run fails."""
     Recorder.rounds.clear()
     with patch.object(reduction, "Judge", Recorder):
         code = psnode(["train", "--norm-cap", "off", "--eval-freq", "0", "--no-tensorboard", *shlex.split(options.train)])

@@ -21,7 +21,7 @@ _FUNCTION = 2  # the type of function symbols in ELF
 
 
 class Compiled(NamedTuple):
-    """PTX, machine code, and the assembler's log."""
+    """The result of a compilation: PTX, machine code, and the assembler's log."""
 
     ptx: str
     code: bytes
@@ -43,7 +43,7 @@ class Compiled(NamedTuple):
 class Kernel(NamedTuple):
     """Figures of a kernel: registers per thread, bytes spilled to memory, and instructions of its code.
 
-    Every instruction counts once. Instructions of subroutines, which are for rare cases, do not count.
+    Every instruction of the code counts once. Subroutines, which handle rare cases, do not count.
     """
 
     registers: int
@@ -52,7 +52,7 @@ class Kernel(NamedTuple):
 
 
 def find() -> str | None:
-    """Return the path of the library, or None if there is no library."""
+    """Return the path of the NVRTC library, or None if it is not installed."""
     spec = importlib.util.find_spec("nvidia")
     for place in spec.submodule_search_locations if spec and spec.submodule_search_locations else ():
         for path in sorted(Path(place).rglob("libnvrtc.so*"), key=lambda path: "alt" in path.name):
@@ -61,10 +61,10 @@ def find() -> str | None:
 
 
 def compile_text(text: str, architecture: str, *, contracted: bool = False) -> Compiled:
-    """Compile `text` for an architecture such as sm_90, with the options that fix its results bit by bit. `text` has no includes.
+    """Compile `text` for an architecture such as sm_90, with the options that fix its results bit by bit.
 
-    `contracted`: allow fused multiply-add. Raises ConfigurationError if NVRTC is missing, and, with NVRTC's messages, for errors
-    in the text.
+    `text` has no includes. `contracted`: True to allow fused multiply-add. Raises ConfigurationError if NVRTC is missing, and,
+    with NVRTC's messages, for errors in the text.
     """
     if (library := find()) is None:
         raise ConfigurationError("NVRTC is not installed: pip install nvidia-cuda-nvrtc")
@@ -87,7 +87,7 @@ def compile_text(text: str, architecture: str, *, contracted: bool = False) -> C
 
 
 def version() -> str:
-    """Return the version of the library, such as 13.5. Raises ConfigurationError if NVRTC is missing."""
+    """Return the version of NVRTC, such as 13.5. Raises ConfigurationError if NVRTC is missing."""
     if (library := find()) is None:
         raise ConfigurationError("NVRTC is not installed: pip install nvidia-cuda-nvrtc")
     major, minor = ctypes.c_int(), ctypes.c_int()
@@ -109,7 +109,7 @@ def _check(code: int) -> None:
 
 
 class _Section(NamedTuple):
-    """A section of an ELF file: the offset of its name, its type, its content, and the number of the linked section."""
+    """A section of an ELF file: the offset of its name, its type, its content, and the number of the section linked to it."""
 
     name: int
     kind: int
@@ -130,7 +130,7 @@ def _instructions(code: bytes, kernel: str) -> int:
 
 
 def _functions(sections: list[_Section], number: int) -> list[int]:
-    """Return the offsets of the functions in section `number`."""
+    """Return the offsets of the functions in section number `number`."""
     starts = []
     for table in (each for each in sections if each.kind == 2):
         for _, info, _, section, value, _ in struct.iter_unpack("<IBBHQQ", table.content):

@@ -1,11 +1,12 @@
-"""`python -m studies.polar_design`: make the designs of the polar codec by simulation, equal for equal seeds.
+"""`python -m studies.polar_design`: make the designs of the polar codec by simulation. Equal seeds give equal designs.
 
-Values are drawn from the test channel with known bits, which a genie reveals to successive cancellation. Averaged over many
-blocks, bit i of a level has the entropy H of its prior and H' of its posterior. The bit is frozen if H - H' < tau H and H > .05,
-as choosing it would gain little. If N <= 2^14, or if there are four levels, a level with less than 1 % of frozen bits gets no
-frozen bits. This saves the trees of the level, and a wrongly drawn bit in such a level would cost much. A bit is flat if H >
-.995. The rate is the sum of H over free bits, divided by N. Between .05 and .9, tau is chosen so that the rate comes nearest to
-the nominal rate. Entropies are summed in integers, so that every machine makes the same designs.
+Values are drawn from the test channel together with their bits, and a genie reveals these bits to successive cancellation. Let
+H and H' be the entropies of bit i of a level under its prior and under its posterior, averaged over many blocks. The bit is
+frozen if H - H' < tau H and H > .05, because choosing it would gain little. If N <= 2^14, or if there are four levels, a level
+with less than 1 % of frozen bits gets no frozen bits. This saves the trees of the level; besides, a wrongly drawn bit in such a
+level would cost much. A bit is flat if H > .995. The rate is the sum of H over all bits that are not frozen, divided by N. tau
+is chosen between .05 and .9 so that the rate comes nearest to the nominal rate. Entropies are summed in integers, so that every
+machine makes the same designs.
 
 Source: Korada, Urbanke, "Polar codes are optimal for lossy source coding", IEEE Trans. IT 2010.
 """
@@ -45,9 +46,9 @@ _PRECISION = 20  # binary digits of an entropy
 
 @kernel
 def _genie(n: int, s: int, post: Llrs, prior: Llrs, bits: Masks, entropies: Int64s, sums: Int64s) -> None:
-    """Add the entropies of leaves s..s+n-1 to the rows (posterior, prior) of `sums`.
+    """Add the entropies of the leaves s..s+n-1 of a tree to `sums`, whose rows are posterior and prior.
 
-    `bits`: those of the leaves, later of the root.
+    `bits`: at first the bits of the leaves, which are known; at the end those of the root.
     """
     if n == 1:
         for j in range(LANES):
@@ -68,7 +69,7 @@ def _genie(n: int, s: int, post: Llrs, prior: Llrs, bits: Masks, entropies: Int6
 
 
 def transform(bits: Masks) -> Masks:
-    """Return the polar transform of each lane; the transform is its own inverse."""
+    """Return the polar transform of `bits`, lane by lane. The transform is its own inverse."""
     result = bits.copy()
     half = 1
     while half < result.size:
@@ -79,7 +80,10 @@ def transform(bits: Masks) -> Masks:
 
 
 def entropies(channel: Channel, log_length: int, rounds: int, seed: int) -> Float64s:
-    """Return the mean entropies in bits of posterior and prior of every bit, shape (levels, 2, N), over 32 blocks per round."""
+    """Return the mean entropies of every bit under its posterior and its prior, in bits; the shape is (levels, 2, N).
+
+    Means are taken over 32 blocks per round.
+    """
     size = LANES << log_length
     rng = np.random.default_rng([seed, log_length])
     llr = (2 * np.arange(_FINE) + 0.5) / UNIT
@@ -107,7 +111,7 @@ def entropies(channel: Channel, log_length: int, rounds: int, seed: int) -> Floa
 
 
 def masks(found: Float64s, rate: float) -> tuple[Masks2, float, float]:
-    """Return the masks, tau, and the rate that the masks promise."""
+    """Return the masks of a design, its tau, and the rate that it promises. `found`: a result of `entropies`."""
     post, prior = found[:, 0], found[:, 1]
     low, high = LEAST_TAU, MOST_TAU
     for _ in range(30):
@@ -121,7 +125,7 @@ def masks(found: Float64s, rate: float) -> tuple[Masks2, float, float]:
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the command."""
+    """Options of `python -m studies.polar_design`."""
 
     output: Path = option(ABSENT, "Folder for the designs, rate-R.npz.", metavar="FOLDER")
     rate: tuple[float, ...] = option(designs.RATES, "This rate in bits; repeat.", repeated=True, metavar="R")
@@ -133,7 +137,7 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """Make designs, replacing those in `output`, and return a row for each. Raises ConfigurationError for an unknown rate."""
+    """Make designs, replace those in `output`, and return a row for each. Raises ConfigurationError for an unknown rate."""
     for rate in options.rate:
         if rate not in designs.RATES:
             raise ConfigurationError(f"--rate must be one of {', '.join(f'{each:g}' for each in designs.RATES)}, not {rate:g}")

@@ -1,10 +1,10 @@
 """`python -m studies.polar_gap`: polar's distance to the rate-distortion function of a Gaussian source, and its speed.
 
 For every rate and block length N, values of N(0, 1) are encoded, and another process decodes the bytes. R is the number of bits
-per value in all these bytes. D is the mean squared error relative to the mean square. The gap is 10 log10 D + 20 log10(2) R
-decibels: the ratio of D to 4^-R, which no code can beat. The gap of the worst block uses the same R. Speeds are GB/s of float32
-on one core with reused buffers, for the fastest of at least five calls within at least half a second. With --segment, arrays of
-the given sizes are measured instead, in this process.
+per value in all these bytes. D is the mean squared error relative to the mean square. The gap is the ratio of D to 4^-R, an
+error that no code can beat; in decibels it is 10 log10 D + 20 log10(2) R. The gap of the worst block uses its own D and the
+common R. Speeds are GB/s of float32 on one core with reused buffers, for the fastest of at least five calls within at least
+half a second. With --segment, arrays of the given sizes are measured instead, in this process.
 """
 
 from __future__ import annotations
@@ -59,7 +59,10 @@ def _fastest(call: Callable[[], object]) -> float:
 
 
 def blocks_of(rate: float, block: int, values: int) -> dict[str, Any]:
-    """Return the row for `values` values. The number is rounded up to whole superblocks of 32 blocks."""
+    """Return the row for `values` values in blocks of length `block`.
+
+    Their number is rounded up to whole superblocks of 32 blocks.
+    """
     codec = get_codec(f"polar:rate={rate:g},block={block},prior=gaussian")
     size = -(-values // (LANES * block)) * LANES * block
     x = np.random.default_rng(1).standard_normal(size, np.float32)
@@ -85,7 +88,7 @@ def blocks_of(rate: float, block: int, values: int) -> dict[str, Any]:
 
 
 def segment(rate: float, size: int) -> dict[str, Any]:
-    """Return the row for one array of `size` values, whose blocks are as long as the size allows, at most 2^14."""
+    """Return the row for one array of `size` values. Its blocks are as long as the size allows, but at most 2^14."""
     codec = get_codec(f"polar:rate={rate:g},prior=gaussian")
     x = np.random.default_rng(1).standard_normal(size, np.float32)
     buffer, out = np.empty(codec.max_nbytes(x.shape), np.uint8), np.empty_like(x)
@@ -105,7 +108,7 @@ def segment(rate: float, size: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the command."""
+    """Options of `python -m studies.polar_gap`."""
 
     rate: tuple[float, ...] = option((1.0,), "Bits; repeat for more.", repeated=True, metavar="R")
     log_length: tuple[int, ...] = option(
@@ -116,14 +119,17 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """Return a row for every rate and block length, or every rate and --segment, if given. Raises CodecSpecError."""
+    """Return a row for every rate and block length or, if --segment is given, for every rate and segment.
+
+    Raises CodecSpecError.
+    """
     if options.segment:
         return Found([segment(rate, size) for rate in options.rate for size in options.segment])
     return Found([blocks_of(rate, 1 << length, options.values) for rate in options.rate for length in options.log_length])
 
 
 def _columns(result: Result) -> list[Column]:
-    """Return the columns for blocks, or for segments."""
+    """Return the columns of the table, which differ between blocks and segments."""
     what = [Column("values", "{size}")] if result["segment"] else [Column("N", "{block}"), Column("blocks", "{blocks}")]
     worst = [] if result["segment"] else [Column("worst, dB", "{worst:.3f}")]
     found = [Column("bits sent", "{bits:.4f}"), Column("error", "{error:.5f}"), Column("gap, dB", "{gap:.3f}"), *worst]

@@ -1,7 +1,7 @@
 """`python -m studies.polar_stages`: time of polar's stages in nanoseconds per row of 32 values, one from each of 32 blocks.
 
 One superblock of N(0, 1) is encoded and decoded repeatedly, stage by stage, on one core; the least time of each stage counts.
-Stages are called as in psnode.codecs.polarcodes.stream, without the few microseconds of Python between the calls.
+Stages are called as in psnode.codecs.polarcodes.stream. The few microseconds of Python between the calls are not counted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ENDLESS = 1 << 40  # bits
 
 
 class Stages:
-    """The minimum time of each stage in seconds."""
+    """The least time of each stage of the codec, in seconds."""
 
     def __init__(self) -> None:
         self.found: dict[str, float] = {}
@@ -48,7 +48,7 @@ class Stages:
 
 
 class Bench:
-    """Arrays for one superblock of 32 blocks of 2^log_length values."""
+    """Encoding and decoding of one superblock of 32 blocks of 2^log_length values, stage by stage."""
 
     def __init__(self, rate: float, log_length: int) -> None:
         self.rate, self.size, rows = rate, LANES << log_length, 1 << log_length
@@ -85,7 +85,7 @@ class Bench:
         stages.time(f"{side}: random words {level}", draw, self.key, STREAM + 256 * level, 0, drawn, self.shared.noise)
 
     def decode(self, stages: Stages, words: np.ndarray, raw: list[Masks], out: Floats) -> None:
-        """Decode into `out`."""
+        """Decode `words` and `raw`, the result of `encode`, into `out`."""
         source, (cells, llrs, bits, *_) = reader(words, LANES), self.room
         stages.time("decode: no symbols", cells.fill, 0)
         for level, steps in enumerate(self.levels):
@@ -102,7 +102,7 @@ class Bench:
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the command."""
+    """Options of `python -m studies.polar_stages`."""
 
     rate: float = option(1.0, "Bits.", metavar="R")
     log_length: int = option(14, "Blocks of 2^N.", minimum=6, maximum=18, metavar="N")
@@ -110,9 +110,9 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """Return a row per stage and a row per side, in nanoseconds per row of values.
+    """Return a row for each stage and a row for each of encode and decode, in nanoseconds per row of values.
 
-    Facts: `gbps` by side, and the squared `error`.
+    Facts: `gbps` of encode and decode, and the squared `error`.
     """
     if options.rate not in designs.RATES:
         raise ConfigurationError(

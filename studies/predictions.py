@@ -1,12 +1,12 @@
 """`python -m studies.predictions`: step times predicted by `psnode plan`, compared with those on emulated hosts; needs root.
 
-The situations are all combinations of --network, --rate and --workers, or --situations of them, drawn by --seed. In each
-situation all contenders are measured as in `psnode bench peers`, every scheme under each --topology. Left out are contenders
-whose predicted step takes more than --most seconds, and schemes that train refuses under a topology. A profile is measured once
-for each network, in this process, before the first job. All hosts share this machine's cores.
+A situation is a combination of --network, --rate and --workers. The study takes all of them, or --situations of them, drawn by
+--seed. In each situation all contenders are measured as in `psnode bench peers`, every scheme under each --topology. Contenders
+whose predicted step takes more than --most seconds are left out, and so are schemes that train refuses under a topology. A
+profile is measured once for each network, in this process, before the first job. All hosts share this machine's cores.
 
-The predictions are accepted if their median error is at most 5 %, their error is at most 10 % in nine of ten cells, and no error
-exceeds 20 %. These bounds were set before the first measurement.
+A cell is a contender in a situation. The predictions are accepted if their median error is at most 5 %, their error is at most
+10 % in nine of ten cells, and no error exceeds 20 %. These bounds were set before the first measurement.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Situation(NamedTuple):
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the command."""
+    """Options of `python -m studies.predictions`."""
 
     network: tuple[str, ...] = option(("LeNet", "ResNet18", "VGG11"), "Repeat for more.", repeated=True)
     rate: tuple[str, ...] = option(("10mbit", "100mbit", "1gbit", "none"), "Of the links; repeat for more.", repeated=True)
@@ -78,10 +78,11 @@ def drawn(options: Options) -> list[Situation]:
 
 
 def measure(options: Options) -> Found:
-    """Return a row for each cell: the situation, `name`, `predicted` and `measured` (a list) in seconds, and `off`.
+    """Return a row for each contender in each situation.
 
-    `off`: predicted / median of measured - 1. Raises ConfigurationError for a scheme that train refuses, and for a topology whose
-    jobs `psnode bench peers` cannot measure.
+    A row has the situation, `name`, `predicted` and `measured` (a list) in seconds, and `off`, which is predicted / median of
+    measured - 1. Raises ConfigurationError for a scheme that train refuses, and for a topology whose jobs `psnode bench peers`
+    cannot measure.
     """
     rows = list[dict[str, Any]]()
     profiles = dict[str, Profile]()
@@ -96,7 +97,10 @@ def measure(options: Options) -> Found:
 
 
 def profile_of(network: str, schemes: Sequence[str]) -> Profile:
-    """Return the profile of a network under schemes, each with flags of train, in batches of synthetic images."""
+    """Return the profile of `network` under `schemes`, with batches of synthetic images.
+
+    A scheme may be followed by flags of train.
+    """
     base = {"network": network, "dataset": "synthetic", "batch_size": _batch(network), "threads": 1, "lr": 0.01}
     chosen = {flags: load(base | Psnode(flags).settings, {}) for flags in schemes}
     return measure_profile(load(base, {}), chosen, lambda line: print(f"{network}: {line}", file=sys.stderr, flush=True))
@@ -147,7 +151,7 @@ def _median(contender: Contender, shared: SharedSettings, rate: str, warmup: int
 def within(rows: Sequence[Row]) -> dict[str, float]:
     """Return the `median` and the `worst` error, and `most`, the error that nine of ten cells do not exceed.
 
-    Raises without rows.
+    Raises ConfigurationError if there are no rows.
     """
     if not rows:
         raise ConfigurationError("every cell is predicted to take longer than --most: raise it, or add faster --rate")
@@ -159,7 +163,7 @@ def within(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def regrets(rows: Sequence[Row]) -> list[float]:
-    """Return for each situation the measured step of the predicted winner, relative to that of the fastest contender."""
+    """Return for each situation the measured step time of the predicted winner, relative to that of the fastest contender."""
     found = []
     for situation in dict.fromkeys((row["network"], row["rate"], row["workers"]) for row in rows):
         own = [row for row in rows if (row["network"], row["rate"], row["workers"]) == situation]

@@ -1,4 +1,4 @@
-"""Processor time of the threads of running processes, and of the whole machine, from Linux's /proc."""
+"""Processor time of threads and of the whole machine, read from Linux's /proc."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Thread(NamedTuple):
 
 
 def ranks(argument: str) -> dict[int, int]:
-    """Return the rank by process id for all ranks that have `argument` in their command line."""
+    """Return the rank of each process that has a rank and has `argument` in its command line, by process id."""
     found: dict[int, int] = {}
     for process in _PROC.glob("[0-9]*"):
         with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
@@ -40,7 +40,7 @@ def ranks(argument: str) -> dict[int, int]:
 
 
 def threads(ranks: Mapping[int, int]) -> dict[Thread, float]:
-    """Return the milliseconds of processor time of every thread in the running processes of `ranks`."""
+    """Return the milliseconds of processor time that each thread in the running processes of `ranks` has used so far."""
     found: dict[Thread, float] = {}
     for process, rank in ranks.items():
         with contextlib.suppress(OSError):
@@ -53,7 +53,10 @@ def threads(ranks: Mapping[int, int]) -> dict[Thread, float]:
 
 
 def _rank(environ: bytes) -> int | None:
-    """Return the rank from an MPI launcher's variables or from RANK; None for a process without rank, such as mpirun."""
+    """Return the rank in a process's environment: an MPI launcher's variable, or RANK.
+
+    None for a process without rank, such as mpirun.
+    """
     variables = dict(word.decode(errors="replace").partition("=")[::2] for word in environ.split(b"\0"))
     found = place(variables)
     if found is not None:
@@ -62,13 +65,16 @@ def _rank(environ: bytes) -> int | None:
 
 
 def machine() -> dict[str, float]:
-    """Return the milliseconds of all processors together since the machine's start, by kind (KINDS)."""
+    """Return the milliseconds that all processors together have spent since the machine's start, by kind (KINDS)."""
     words = (_PROC / "stat").read_text().split("\n", 1)[0].split()
     tick = 1e3 / os.sysconf("SC_CLK_TCK")
     return {kind: tick * int(word) for kind, word in zip(KINDS, words[1:], strict=False)}
 
 
 def between(before: Mapping[Thread, float], after: Mapping[Thread, float]) -> dict[Thread, float]:
-    """Return the milliseconds between two results of `threads`. A thread whose name has changed counts as the same thread."""
+    """Return the milliseconds of each thread between two results of `threads`.
+
+    A thread keeps its identity if its name changes.
+    """
     known = {thread[:3]: milliseconds for thread, milliseconds in before.items()}
     return {thread: milliseconds - known.get(thread[:3], 0.0) for thread, milliseconds in after.items()}

@@ -1,7 +1,7 @@
-"""`python -m studies.rounds`: time of the decisions about rounds for each gradient frame, by number of workers.
+"""`python -m studies.rounds`: time of the decisions about rounds per gradient frame, by number of workers.
 
-Workers are simulated. Each takes the newest version and sends the frames of its groups. A random worker sends the next frame.
-Frames are None, and additions and updates do nothing, so only the decisions take time.
+Workers are simulated. Each worker takes the newest version and sends the frames of its groups; the next frame always comes from
+a random worker. Frames are None, and additions and updates do nothing, so only the decisions take time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,11 @@ _SEED = 1
 
 
 class _Play:
-    """A simulated job under `rule`. `offering`, `opening`: seconds spent so far. `version`: the version of the open round."""
+    """A simulated job under `rule`.
+
+    `offering`, `opening`: seconds spent so far on offering frames and on opening rounds. `version`: the version of the open
+    round.
+    """
 
     def __init__(self, workers: int, groups: int, rule: Rule) -> None:
         self.offering = self.opening = 0.0
@@ -47,7 +51,7 @@ class _Play:
         self._closed += 1
 
     def _open(self) -> None:
-        """Complete versions as long as the waiting gradients suffice for one.
+        """Complete versions as long as the gradients that wait suffice for the next one.
 
         Then give the newest version to the waiting workers.
         """
@@ -86,7 +90,7 @@ class _Play:
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the command."""
+    """Options of `python -m studies.rounds`."""
 
     workers: tuple[int, ...] = option(WORKERS, "Repeat for more.", minimum=1, repeated=True, metavar="P", aliases=("-n",))
     consistency: tuple[str, ...] = option((), "Repeat; default: all.", choices=RULES, repeated=True)
@@ -96,7 +100,10 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """Return a row per rule and number of workers: `offer` in us per frame, `open` in us per round, and `versions` of a run."""
+    """Return a row per rule and number of workers.
+
+    `offer`: microseconds per frame. `open`: microseconds per round. `versions`: versions of a run.
+    """
     sizes = options.groups, options.frames, options.repeats
     return Found([_row(name, count, *sizes) for name in options.consistency or RULES for count in options.workers])
 

@@ -1,8 +1,8 @@
 """`python -m studies.rows`: kernels generated from a codec's formula compared with handwritten ones, in turn, on one core.
 
-The table has the GB/s of float32 on N(0,1), by processor time, in encode, encode with the error, decode and decode_add, and the
-ratio generated / handwritten. Both kernels write the same payload, and check a payload before they read it. The table also states
-if all ratios are .95 or more, so that the formula could replace the handwritten kernels.
+For encode, encode with the error, decode and decode_add, the table has the GB/s of float32 on N(0,1) by processor time, and the
+ratio generated / handwritten. Both kernels write the same payload, and check a payload before they read it. The table also
+states whether all ratios are .95 or more, so that the formula could replace the handwritten kernels.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _EMPTY = np.empty(0, np.float32)
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the command."""
+    """Options of `python -m studies.rows`."""
 
     codec: tuple[str, ...] = option((), "Measure this one; repeat; default: all with both.", repeated=True, metavar="SPEC")
     size: int = option(2**24, "Values of N(0,1).", minimum=1024)
@@ -45,7 +45,10 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """Return rows with `hand` and `generated` in GB/s, and their `ratio`, each by action. Raises ConfigurationError."""
+    """Return a row for each codec.
+
+    By action it has `hand` and `generated` in GB/s, and their `ratio`. Raises ConfigurationError.
+    """
     chosen = codecs(options.codec) or [name for name in available() if _formula(name) is not None]
     copies = beyond_cache(last_level_cache()) if options.copies is None else options.copies << 20
     values = gaussian(options.size).flat
@@ -54,7 +57,7 @@ def measure(options: Options) -> Found:
 
 
 def _formula(spec: str) -> Formula | None:
-    """Return the formula of a codec that also has handwritten kernels, or None."""
+    """Return the formula of a codec that also has handwritten kernels; None if it lacks a formula or these kernels."""
     from psnode.codecs.rows.codec import Generated
     from psnode.codecs.rows.known import formula_of
 
@@ -74,7 +77,10 @@ def _row(spec: str, inputs: Rotation, targets: Rotation, seconds: float) -> dict
 
 
 def _pairs(spec: str, inputs: Rotation, targets: Rotation) -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
-    """Return by action the calls to measure: handwritten and generated. AssertionError if the two write different bytes."""
+    """Return by action two calls to measure: one of the handwritten and one of the generated kernels.
+
+    Raises AssertionError if the two kernels write different bytes.
+    """
     from psnode.codecs.rows.coder import SumCoder
     from psnode.codecs.rows.compiled import compiled
     from psnode.codecs.rows.formula import program_of

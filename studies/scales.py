@@ -1,4 +1,4 @@
-"""`python -m studies.scales`: error with one scale for all tensors of a gradient, with one scale per tensor, and with buckets."""
+"""`python -m studies.scales`: error of codecs with one scale for all tensors of a gradient, one scale per tensor, or buckets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ CODECS = (
 
 
 def error(codec: Codec, arrays: Sequence[Floats]) -> float:
-    """Return ||x - decoded||^2 / ||x||^2 over all `arrays`, each encoded separately: the variance factor, or the lost energy."""
+    """Return ||x - decoded||^2 / ||x||^2 over all `arrays`, each encoded separately.
+
+    This is the variance factor of an unbiased codec, or the share of the energy that a biased codec loses.
+    """
     lost = total = 0.0
     for index, x in enumerate(arrays):
         decoded = codec.decode(codec.encode(x, Key.derive(1, index)))
@@ -34,14 +37,14 @@ def error(codec: Codec, arrays: Sequence[Floats]) -> float:
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the command."""
+    """Options of `python -m studies.scales`."""
 
     gradient: Path = option(ABSENT, "A file of psnode bench record.", metavar="FILE")
     codec: tuple[str, ...] = option(CODECS, "Measure this one; repeat.", repeated=True, metavar="SPEC")
 
 
 def measure(options: Options) -> Found:
-    """Return a row per codec: its error on all tensors fused into one array, and on each tensor separately."""
+    """Return a row per codec, with its error on all tensors fused into one array and its error on each tensor separately."""
     source = recorded(options.gradient)
     tensors = [tensor.reshape(-1) for tensor in source.tensors]
     return Found(

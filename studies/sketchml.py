@@ -1,8 +1,9 @@
-"""`python -m studies.sketchml`: bytes of a sparse gradient's keys and values, compared with SketchML's own coding of the sketch.
+"""`python -m studies.sketchml`: bytes of a sparse gradient in psnode's codecs, compared with SketchML's own coding of its sketch.
 
-SketchML's coding maps the values of each sign to quantile bins and the bins to groups. For every group it sends the gaps between
-keys, each in the fewest whole bytes, with two bits for the number of bytes. It also sends two floats for every bin, and one byte
-for each cell of the groups' sketches. So its error is that of `sketchml` with the same bins, groups, rows and columns.
+SketchML's own coding maps the values of each sign to quantile bins, and the bins to groups. For every group it sends the gaps
+between keys, each in the fewest whole bytes, and two bits per gap for the number of these bytes. It also sends two floats for
+every bin, and one byte for each cell of the groups' sketches. So its error is that of psnode's codec `sketchml` with the same
+bins, groups, rows and columns.
 
 Source: Jiang, Fu, Yang, Cui, "SketchML: Accelerating distributed machine learning with data sketches", SIGMOD 2018.
 """
@@ -33,7 +34,7 @@ _BINS, _GROUPS, _ROWS, _COLUMNS = 256, 8, 2, 0.3  # the defaults of `sketchml`
 
 
 def original_nbytes(x: Floats) -> int:
-    """Return the bytes of SketchML's coding of the 1-D array `x`, without a header."""
+    """Return the bytes of SketchML's own coding of the 1-D array `x`, without a header."""
     places = np.flatnonzero(x)
     values = x[places]
     total = 8 * _BINS
@@ -46,14 +47,17 @@ def original_nbytes(x: Floats) -> int:
 
 
 def _group_nbytes(keys: npt.NDArray[np.int64]) -> int:
-    """Return the total bytes of a group's gaps, their lengths, and the cells of the group's sketch."""
+    """Return the bytes of a group: its gaps, their lengths, and the cells of its sketch."""
     gaps = np.diff(keys, prepend=0)
     lengths = 1 + (gaps >= 1 << 8) + (gaps >= 1 << 16) + (gaps >= 1 << 24)
     return int(lengths.sum()) - (-keys.size // 4) + _ROWS * int(_COLUMNS * keys.size)
 
 
 def key_bits(x: Floats) -> tuple[float, float]:
-    """Return the bits per key in psnode's coding of the nonzero places, and the limit log2 binomial(d, n) / n."""
+    """Return the bits per key in psnode's coding of the nonzero places, and the least possible number.
+
+    The least number is log2 binomial(d, n) / n, where n of d coordinates are not zero.
+    """
     places, d = np.flatnonzero(x).astype(np.uint32), x.size
     n = places.size
     used = indices.write(places, d, np.empty(indices.max_nbytes(n, d), np.uint8))
@@ -62,14 +66,14 @@ def key_bits(x: Floats) -> tuple[float, float]:
 
 
 def sparse(size: int, density: float) -> Floats:
-    """Return Student-t(3) values at random places, zeros elsewhere."""
+    """Return an array with values of Student-t(3) at random places, and zeros elsewhere. `density`: the share of these places."""
     x = inputs.student(size).flat.copy()
     x[np.random.default_rng(2).random(size) >= density] = 0
     return x
 
 
 def largest(x: Floats, density: float) -> Floats:
-    """Return `x` with zeros in place of all values except the share `density` with the largest magnitudes."""
+    """Return a copy of `x` in which only the share `density` of largest magnitudes is kept; all other values are zero."""
     kept = np.zeros_like(x)
     chosen = np.argpartition(np.abs(x), -round(density * x.size))[-round(density * x.size) :]
     kept[chosen] = x[chosen]
@@ -78,7 +82,7 @@ def largest(x: Floats, density: float) -> Floats:
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the command."""
+    """Options of `python -m studies.sketchml`."""
 
     codec: tuple[str, ...] = option(SPECS, "Measure this one; repeat.", repeated=True, metavar="SPEC")
     size: int = option(2**20, "Coordinates, Student-t(3) at random places.", minimum=1024)
@@ -87,7 +91,10 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """Return rows for random places and for a recorded gradient's largest values: first the original coding, then each codec."""
+    """Return rows for random places and, if given, for the largest values of a recorded gradient.
+
+    The first row of each is for SketchML's own coding; a row for each codec follows.
+    """
     chosen = {"random places": sparse(options.size, options.density)}
     if options.gradient is not None:
         chosen["the largest values"] = largest(inputs.recorded(options.gradient).flat, options.density)

@@ -1,9 +1,9 @@
 """`python -m studies.threads`: processor time of a step by thread, in a real job on this machine.
 
 A master and W workers train under `psnode launch` over shared memory. As the floor, W processes without any exchange train the
-same model. Both are set up as in `psnode bench peers`, and take turns, once per round. At two steps of each, the kernel's
-processor times are read for every thread of every rank, and for the whole machine. Steps are timed by the workers' marks
-(bench/contest/step_marks).
+same model. The job and the floor are set up as in `psnode bench peers`, and take turns, once per round. In each of them, the
+kernel's processor times are read at two steps, for every thread of every rank and for the whole machine. Steps are timed by the
+workers' marks (bench/contest/step_marks).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _PROCESS_SECONDS = 900.0
 
 
 class Books(NamedTuple):
-    """Milliseconds of processor time after a number of steps."""
+    """Processor times after `steps` steps, in milliseconds, of all threads and of the machine."""
 
     steps: int
     threads: Mapping[Thread, float]
@@ -51,8 +51,8 @@ class Books(NamedTuple):
 class Watch:
     """Reader of processor times: first after `first` steps, then repeatedly until `last` steps.
 
-    `count()` returns the steps so far. It reads in its own thread, as long as processes with `argument` in their command line
-    run. The last reading that includes all threads counts, since a short job may end before the next reading.
+    `count()` returns the steps so far. The watch reads in its own thread, as long as processes with `argument` in their command
+    line run. The last reading that includes all threads counts, since a short job may end before the next reading.
     """
 
     def __init__(self, argument: str, first: int, last: int, count: Callable[[], int]) -> None:
@@ -80,15 +80,15 @@ class Watch:
             steps = self._wait(steps + 1)
 
     def _wait(self, least: int) -> int:
-        """Block until the number of steps is `least`, or until the watch is over. Return the number of steps."""
+        """Block until at least `least` steps are done, or until the watch is over. Return the number of steps."""
         while (steps := self._count()) < least and not self._over.wait(_POLL_SECONDS):
             pass
         return steps
 
     def read(self) -> tuple[dict[Thread, float], dict[str, float]]:
-        """Return the milliseconds per step by thread, and those of the machine by kind.
+        """Return the milliseconds of processor time per step, by thread, and those of the machine, by kind.
 
-        TransportError if the steps ended too early.
+        Raises TransportError if the steps ended before two readings.
         """
         own = [{thread[:3] for thread in book.threads if _name(thread) != _OTHERS} for book in self._books]
         whole = [book for book, there in zip(self._books, own, strict=True) if own[0] <= there]
@@ -102,7 +102,7 @@ class Watch:
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the command."""
+    """Options of `python -m studies.threads`."""
 
     network: str = option("torchvision:resnet18", "Same as for train.")
     dataset: str = option("synthetic", "Same as for train.")
@@ -118,9 +118,10 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """Return rows with a name and a figure per round, `values`. Fact: `measured`, the figures of all rounds (see `_figures`).
+    """Return rows with a name and `values`, a figure for each round.
 
-    Round r trains with seed + r. Raises ConfigurationError for a scheme that train refuses, and TransportError if a job fails.
+    Fact: `measured`, the figures of all rounds (see `_figures`). Round r trains with seed + r. Raises ConfigurationError for a
+    scheme that train refuses, and TransportError if a job fails.
     """
     from psnode.tasks.classification import Classification
 
@@ -156,7 +157,7 @@ def _job(ground: SharedSettings, scheme: str, warmup: int, folder: Path) -> dict
 
 
 def _floor(ground: SharedSettings, warmup: int, folder: Path) -> dict[str, Any]:
-    """Run the same workers without any exchange, one process each."""
+    """Run the same number of workers without any exchange, one process each, and return their figures."""
     command = Ddp("none").command(ground, folder)
     marks = folder / "marks"
     with Watch(command[-1], warmup, ground.steps - _AFTER, lambda: min(map(_lines, marks.iterdir()), default=0)) as watch:
@@ -179,7 +180,11 @@ def _name(thread: Thread) -> str:
 def _figures(
     watch: Watch, ground: SharedSettings, warmup: int, folder: Path, role: Callable[[Thread], tuple[str, str]]
 ) -> dict[str, Any]:
-    """Return median `step_ms`, `threads` (ms per step by role and name, means over workers) and `machine` (ms by kind)."""
+    """Return the figures of a run.
+
+    `step_ms`: the median step time in ms. `threads`: processor time in ms per step by role and name, for workers the mean.
+    `machine`: processor time of the machine in ms per step by kind.
+    """
     marks = read_marks(folder / "marks", ground.steps)
     if len(marks) != ground.workers or any(len(each) != ground.steps for each in marks):
         raise TransportError(f"{len(marks)} workers took {[len(each) for each in marks]} steps")

@@ -1,8 +1,9 @@
 """`python -m studies.updates`: time of an optimizer step on the master, compared with torch's step and with a copy.
 
-A step reads the sum of gradients and changes weights and moments. All of these are outside the cache. The floor is the time of a
-copy that reads and writes the same number of bytes as the step, at the rate measured in the same run on one thread. torch's step
-updates one tensor at a time (`foreach=False`). Unlike psnode's step, it does not compute the mean, and does not clear the sum.
+A step reads the sum of gradients and changes weights and moments. All these arrays are outside the cache. The floor is the time
+of a copy that reads and writes the same number of bytes as the step, at the rate measured in the same run on one thread.
+torch's step updates one tensor at a time (`foreach=False`). Unlike psnode's step, it does not compute the mean, and does not
+clear the sum.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ KINDS = {
 
 
 class Ours:
-    """Steps of the master on weights of 1, with the mean of two workers' gradients."""
+    """psnode's steps, as the master takes them. The weights are 1, and the gradient is the mean of two workers' gradients."""
 
     def __init__(self, name: str, size: int) -> None:
         import torch
@@ -61,7 +62,7 @@ class Ours:
 
 
 class Theirs:
-    """The same steps by torch's optimizer."""
+    """Torch's steps, with the same optimizer, weights and gradient."""
 
     def __init__(self, name: str, size: int) -> None:
         import torch
@@ -88,7 +89,7 @@ def _model(size: int) -> nn.Module:
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the command."""
+    """Options of `python -m studies.updates`."""
 
     optimizer: tuple[str, ...] = option((), "Repeat; default: all.", choices=tuple(KINDS), repeated=True)
     size: int = option(2**24, "Parameters.", minimum=1)
@@ -96,7 +97,11 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """Return rows with `ns` and `torch_ns` per parameter, `gbps`, and `floor`, the ratio of `ns` to the ns of the floor."""
+    """Return a row per optimizer.
+
+    `ns`, `torch_ns`: nanoseconds per parameter of psnode's and torch's steps. `gbps`: speed of psnode's step. `floor`: the
+    ratio of `ns` to the time of the copy.
+    """
     import torch
 
     names, size = options.optimizer or tuple(KINDS), options.size

@@ -2,9 +2,9 @@
 
     python -m studies.width_process SIZE COPIES SPEC...
 
-The process prints lines of JSON. When everything is compiled, it prints a digest of each codec's payload. Then, for each line
-SPEC, ACTION and CALLS on standard input, it prints the nanoseconds of processor time of a call. The process ends when its input
-ends.
+The process prints lines of JSON. When everything is compiled, it prints a digest of each codec's payload. Then it reads
+requests from standard input, each a line of JSON with SPEC, ACTION and CALLS, and prints for each the nanoseconds of processor
+time of a call. The process ends when its input ends.
 """
 
 from __future__ import annotations

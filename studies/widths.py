@@ -1,8 +1,8 @@
 """`python -m studies.widths`: kernels compiled for several processors and vector widths, in turn, on one core.
 
-Figures are GB/s of float32 on N(0,1), by processor time. Some processors run a 512-bit instruction as two halves. Others lower
-their clock for such instructions. So the fastest width has to be measured. There is one process for each target that this
-processor can run:
+Figures are GB/s of float32 on N(0,1), by processor time. The fastest vector width has to be measured, since some processors run
+a 512-bit instruction as two halves, and others lower their clock for such instructions. There is one process for each target
+that this processor can run:
 
     host      kernels as psnode compiles them on this machine
     256       at most 256 bits, if LLVM chooses the width (`+prefer-256-bit`)
@@ -45,7 +45,10 @@ _BASELINE = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
 
 
 def targets(name: str, features: str) -> dict[str, dict[str, str]]:
-    """Return Numba's variables by target, for the targets that run on the processor `name` with `features` (both as in LLVM)."""
+    """Return by target the environment variables that make Numba compile for this target.
+
+    Only targets that run on this processor are included: `name` and `features` describe it in LLVM's terms.
+    """
     has = set(features.split(","))
     found: dict[str, dict[str, str]] = {HOST: {}}
     if "+avx512f" in has:
@@ -63,7 +66,7 @@ def targets(name: str, features: str) -> dict[str, dict[str, str]]:
 
 
 class _Process:
-    """A process that compiles `specs` for a target. Use as a context manager."""
+    """A process that compiles `specs` for a target. It is a context manager, and ends with the context."""
 
     def __init__(self, name: str, variables: Mapping[str, str], size: int, copies: int, specs: Sequence[str]) -> None:
         self.name = name
@@ -73,11 +76,11 @@ class _Process:
         )
 
     def digests(self) -> dict[str, str]:
-        """Return the digests of the payloads by spec, after compilation. Call exactly once, before `time`."""
+        """Return the digests of the payloads by spec, once all are compiled. Call this exactly once, before `time`."""
         return dict(self._answer())
 
     def time(self, spec: str, action: str, calls: int) -> float:
-        """Return the nanoseconds of processor time of a call."""
+        """Return the processor time of a call of `action` with the codec `spec`, in nanoseconds, as a mean over `calls` calls."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # the end of the process is detected by the missing answer
             print(to_json([spec, action, calls]), file=self._process.stdin, flush=True)
@@ -100,7 +103,7 @@ class _Process:
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the command."""
+    """Options of `python -m studies.widths`."""
 
     codec: tuple[str, ...] = option(DEFAULT, "Measure this one; repeat.", repeated=True, metavar="SPEC")
     size: int = option(2**24, "Values of N(0,1).", minimum=1024)
@@ -109,9 +112,10 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """Return rows with a spec, an action, and `gbps` by target. Facts: `targets`, and `read`, GB/s by target.
+    """Return a row for each spec and action, with `gbps` by target.
 
-    Raises PsnodeError if payloads differ or a process ends, and ConfigurationError for a codec from outside psnode.
+    Facts: `targets`, and `read`, the read bandwidth in GB/s by target. Raises PsnodeError if payloads differ or a process ends,
+    and ConfigurationError for a codec from outside psnode.
     """
     specs, size, seconds = codecs(options.codec), options.size, options.seconds
     copies = beyond_cache(last_level_cache()) if options.copies is None else options.copies << 20
@@ -134,7 +138,7 @@ def measure(options: Options) -> Found:
 
 
 def _best(processes: Sequence[_Process], spec: str, action: str, size: int, seconds: float) -> dict[str, float]:
-    """Return the GB/s of the best repetition, by target. In each repetition the processes take turns."""
+    """Return by target the GB/s of the best repetition. In each repetition the processes take turns."""
     once = {process.name: max(process.time(spec, action, 1), 1.0) for process in processes}
     best = dict.fromkeys(once, math.inf)
     for _ in range(_REPEATS):
@@ -145,7 +149,10 @@ def _best(processes: Sequence[_Process], spec: str, action: str, size: int, seco
 
 
 def _columns(result: Result) -> list[Column]:
-    """Return columns of GB/s by target: the host's also relative to the read bandwidth, the others relative to the host's."""
+    """Return the columns with GB/s by target.
+
+    The host's figure is also shown relative to the read bandwidth, and every other figure relative to the host's.
+    """
 
     def ratio(name: str) -> Callable[[Row], str]:
         return lambda row: f"{row['gbps'][name] / row['gbps'][HOST]:.2f}"
