@@ -42,7 +42,7 @@ def text() -> str:
 
 
 def encode(characters: str) -> npt.NDArray[np.int64]:
-    """Return the class of each character: 1 + its place in ALPHABET, or 0 for any other character."""
+    """Return the class of each character as int64: 1 + its place in ALPHABET, or 0 for a character that ALPHABET lacks."""
     codes = np.frombuffer(characters.encode("latin-1", errors="replace"), np.uint8)
     table = np.zeros(256, np.int64)
     table[[ord(character) for character in ALPHABET]] = np.arange(1, CLASSES)
@@ -50,9 +50,9 @@ def encode(characters: str) -> npt.NDArray[np.int64]:
 
 
 class Windows:
-    """Neighbouring windows of `length` characters; implements psnode.task.Data.
+    """Neighbouring windows of `length` characters of a text; implements psnode.task.Data.
 
-    A batch is (inputs, targets), both int64 (B, length): each target is the character after its input.
+    A batch is (inputs, targets), both int64 (B, length). The target of a character is the next character of the text.
     """
 
     def __init__(self, codes: npt.NDArray[np.int64], length: int) -> None:
@@ -84,7 +84,10 @@ class Lstm(nn.Module):
 
 
 class Block(nn.Module):
-    """Causal self-attention and a two-layer network, each with a preceding layer norm and a residual connection (pre-norm)."""
+    """A block of the transformer: causal self-attention, then a two-layer network.
+
+    Each of the two has a layer norm before it and a residual connection around it (pre-norm).
+    """
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -4,8 +4,8 @@ psnode train --local 2 --task examples/cifar10.py --task-option data=data/cifar1
     --batch-size 64 --lr 0.1 --weight-decay 1e-4 --lr-schedule cosine --max-steps 4000 --train-dir runs/cifar10
 psnode evaluate --train-dir runs/cifar10 --task examples/cifar10.py
 
-The folder contains train/CLASS/*.jpg and test/CLASS/*.jpg. Any other small colour images can be used too. For the data set in its
-published form no code is needed: --network resnet-20 --dataset Cifar10 --data-dir FOLDER.
+The folder contains train/CLASS/*.jpg and test/CLASS/*.jpg. Any other small colour images can be used too. For the data set in
+its published form you need no code of your own: --network resnet-20 --dataset Cifar10 --data-dir FOLDER.
 
 Options, as --task-option KEY=VALUE
     data       the folder with train/ and test/
@@ -33,7 +33,10 @@ MEAN, DEVIATION = (torch.tensor(values).view(3, 1, 1) for values in ((0.4914, 0.
 
 
 class Images(Dataset):
-    """Pairs of a float32 image (3, SIDE, SIDE) and the number of its folder, in the order of the folders' names."""
+    """Pairs of a float32 image (3, SIDE, SIDE) and the number of its class.
+
+    The classes are the folders, ordered by their names.
+    """
 
     def __init__(self, folder: Path, augment: bool) -> None:
         self.classes = sorted(path.name for path in folder.glob("*/")) if folder.is_dir() else []
@@ -54,9 +57,10 @@ class Images(Dataset):
 
 
 def shifted_or_mirrored(image: torch.Tensor) -> torch.Tensor:
-    """Return a random window of the image with PADDING zeros around it, mirrored in half of the cases.
+    """Pad the image with PADDING zeros on all sides, and return a random window of the original size.
 
-    The random numbers are torch's. psnode seeds them before each batch, so that a resumed run repeats them.
+    In half of the cases the window is mirrored. The random numbers are torch's. psnode seeds them before each batch, so that a
+    resumed run repeats them.
     """
     top, left = torch.randint(2 * PADDING + 1, (2,)).tolist()
     window = functional.pad(image, (PADDING,) * 4)[:, top : top + SIDE, left : left + SIDE]

@@ -27,7 +27,7 @@ from psnode.errors import CodecSpecError, NonFiniteGradientError, PayloadError
 
 @dataclass(frozen=True, repr=False)
 class Logarithmic(Codec):
-    """`octaves`: how many halvings the 127 levels span."""
+    """A codec that stores every value in one byte. `octaves`: the number of halvings that the 127 levels span."""
 
     octaves: float = 16.0
 

@@ -45,7 +45,10 @@ SHAPES = ("rectangle", "ellipse", "triangle")
 
 
 def make(folder: Path, images: Mapping[str, int], side: int = 96) -> None:
-    """Write a data set in COCO's format. `images`: the numbers of images for train and for val, with 0 to 3 shapes in each."""
+    """Write a data set in COCO's format, with 0 to 3 shapes in each image.
+
+    `images`: the numbers of images for train and for val.
+    """
     (folder / "images").mkdir(parents=True, exist_ok=True)
     for part, count in images.items():
         rng = np.random.default_rng(list(images).index(part))
@@ -75,7 +78,7 @@ def make(folder: Path, images: Mapping[str, int], side: int = 96) -> None:
 
 
 def outline(shape: str, x: int, y: int, width: int, height: int) -> list[float]:
-    """Return the corners x, y, x, y, ... of a shape in a box. Pixel i reaches from i to i + 1."""
+    """Return the outline of a shape in a box, as corners x, y, x, y, ... in a system in which pixel i reaches from i to i + 1."""
     if shape == "triangle":
         return [x, y + height, x + width / 2, y, x + width, y + height]
     if shape == "rectangle":
@@ -86,7 +89,7 @@ def outline(shape: str, x: int, y: int, width: int, height: int) -> list[float]:
 
 
 def inside(polygons: Sequence[Sequence[float]], height: int, width: int) -> npt.NDArray[np.bool_]:
-    """Return the pixels whose centres are inside one of the polygons of an object."""
+    """Return a mask (height, width) of the pixels whose centres are inside one of the polygons of an object."""
     found = np.zeros((height, width), bool)
     x, y = np.arange(width) + 0.5, np.arange(height)[:, None] + 0.5
     for polygon in polygons:
@@ -101,9 +104,9 @@ def inside(polygons: Sequence[Sequence[float]], height: int, width: int) -> npt.
 class Coco:
     """Images and their boxes; implements psnode.task.Data.
 
-    A batch is (images, targets), two lists: float32 (3, height, width) in 0..1, and {"boxes": (n, 4) corners in pixels, "labels":
-    (n,)}. Images may have different sizes, and n may be 0. If there is an rng, half of the images are flipped. With `masks` a
-    target also has "masks": uint8 (n, height, width).
+    A batch is (images, targets), two lists with an entry for each image. An image is float32 (3, height, width) in 0..1. A
+    target is {"boxes": (n, 4) corners in pixels, "labels": (n,)}; with `masks` it also has "masks": uint8 (n, height, width).
+    Images may have different sizes, and n may be 0. If there is an rng, half of the images are flipped.
     """
 
     def __init__(self, folder: Path, part: str, masks: bool = False) -> None:
@@ -141,7 +144,7 @@ class Coco:
         return image, target
 
     def batch(self, indices: npt.NDArray[np.int64], rng: np.random.Generator | None) -> Batch:
-        """Return lists, since images and targets have different shapes."""
+        """Return lists instead of tensors, since images and targets have different shapes."""
         examples = [self[int(index)] for index in indices]
         if rng is not None:
             examples = [flipped(*example) if rng.random() < 0.5 else example for example in examples]
@@ -157,7 +160,7 @@ def flipped(image: torch.Tensor, target: dict[str, torch.Tensor]) -> tuple[torch
 
 
 def backbone(width: int) -> nn.Sequential:
-    """Return a network (B, 3, H, W) to (B, width, H/8, W/8) with group norm, which suits a few images per worker."""
+    """Return a network from (B, 3, H, W) to (B, width, H/8, W/8). It uses group norm, which suits a few images per worker."""
     layers: list[nn.Module] = []
     for into, out in ((3, width // 2), (width // 2, width), (width, width)):
         layers += [nn.Conv2d(into, out, 3, stride=2, padding=1, bias=False), nn.GroupNorm(4, out), nn.ReLU()]
@@ -165,7 +168,7 @@ def backbone(width: int) -> nn.Sequential:
 
 
 class Detection(Task):
-    """A task whose loss is the sum of Faster R-CNN's four losses or Mask R-CNN's five. Its metric is ap50."""
+    """A detection task. Its loss is the sum of Faster R-CNN's four losses or Mask R-CNN's five, and its metric is ap50."""
 
     def __init__(self, options: Mapping[str, str] | None = None) -> None:
         super().__init__(options)
@@ -181,7 +184,10 @@ class Detection(Task):
         self.masks = self.options.get("masks") == "true"
 
     def model(self) -> nn.Module:
-        """Return a small model, which trains on a processor. With weights on disk, use fasterrcnn_resnet50_fpn or maskrcnn's."""
+        """Return a small model, which can be trained on a processor.
+
+        If you have pretrained weights on disk, use fasterrcnn_resnet50_fpn or maskrcnn_resnet50_fpn instead.
+        """
         width, side, bins = 32, int(self.side), 5
         body = backbone(width)
         body.out_channels = width  # type: ignore[assignment]  # FasterRCNN asks for it
@@ -216,7 +222,8 @@ class Detection(Task):
     def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, Any]:
         """Return the loss and, in evaluation, the detections.
 
-        torchvision's models return losses only in training mode, and detections only in evaluation mode.
+        torchvision's models return losses only in training mode, and detections only in evaluation mode. So in evaluation the
+        model runs twice.
         """
         images, targets = batch
         training = model.training
@@ -242,12 +249,15 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 def boxes_iou(found: Tensors, target: Tensors) -> torch.Tensor:
-    """Return the intersection over union of all pairs of boxes."""
+    """Return the intersection over union of each detected box with each box of the target."""
     return box_iou(found["boxes"], target["boxes"])
 
 
 def mask_iou(found: Tensors, target: Tensors) -> torch.Tensor:
-    """Return the intersection over union of all pairs of masks. A detection has the pixels with a probability of at least 1/2."""
+    """Return the intersection over union of each detected mask with each mask of the target.
+
+    A detected mask contains the pixels with a probability of at least 1/2.
+    """
     one, other = (found["masks"][:, 0] >= 0.5).flatten(1).float(), target["masks"].flatten(1).float()
     both = one @ other.T
     return both / (one.sum(1)[:, None] + other.sum(1) - both).clamp(min=1)
@@ -259,11 +269,12 @@ def average_precision(
     least: float = 0.5,
     overlap: Callable[[Tensors, Tensors], torch.Tensor] = boxes_iou,
 ) -> float:
-    """Return the area under precision over recall for the detections in one image.
+    """Return the area under the curve of precision over recall, for the detections in one image.
 
-    COCO pools all images, and averages over classes. In the order of falling scores, each detection takes the object of its class
-    that it overlaps most. It is wrong if this object is already taken, or if the overlap is less than `least`. An image without
-    objects counts as 1 if no detection scores 1/2 or more.
+    This differs from COCO, which pools all images and averages over classes. In the order of falling scores, each detection is
+    matched with the object of its class that it overlaps most. The detection is wrong if this object is already matched, or if
+    the overlap is less than `least`. For an image without objects the result is 1 if no detection scores 1/2 or more, otherwise
+    0.
     """
     objects = len(target["boxes"])
     if not objects:

@@ -59,7 +59,10 @@ def make_base(folder: Path) -> None:
 
 
 class FineTuning(Task):
-    """A task with cross-entropy per token as loss, and top1. The base stays frozen, in its own type; adapters are float32."""
+    """A task that trains adapters. Its loss is the cross-entropy per token, and its metric is top1.
+
+    The weights of the base stay frozen, in their own type. Adapters are float32.
+    """
 
     def __init__(self, options: Mapping[str, str] | None = None) -> None:
         super().__init__(options)
@@ -73,7 +76,7 @@ class FineTuning(Task):
                 raise ConfigurationError(f"task option {name} must be a whole number of at least 1, not {value!r}")
 
     def model(self) -> nn.Module:
-        """Return the base with adapters for all linear layers except the last. peft freezes everything else."""
+        """Return the base with adapters for all linear layers except the last one. peft freezes all other weights."""
         base = AutoModelForCausalLM.from_pretrained(self.options["base"], local_files_only=True)
         rank = int(self.options["rank"])
         return get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", r=rank, lora_alpha=2 * rank, target_modules="all-linear"))
@@ -103,12 +106,12 @@ class FineTuning(Task):
         return {"top1": float((outputs.argmax(dim=-1) == batch[1]).sum())}
 
     def size(self, batch: Batch) -> int:
-        """Return the number of tokens, not of windows."""
+        """Return the number of tokens, not of windows, since loss and metrics are averages over tokens."""
         return int(batch[1].numel())
 
 
 def save_adapter(base: Path, weights: Path, folder: Path) -> None:
-    """Write the adapters in `weights`, a file of psnode export, as a folder that peft can load."""
+    """Write the adapters in `weights`, a file that psnode export made, into `folder` in a format that peft can load."""
     rank = next(len(value) for name, value in load_file(weights).items() if "lora_A" in name)
     model = FineTuning({"base": str(base), "rank": str(rank)}).model()
     load_model(model, weights)

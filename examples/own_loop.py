@@ -2,8 +2,8 @@
 
 psnode launch -n 2 -- examples/own_loop.py runs/own-loop
 
-Without psnode the two lines with `s` would be loops over the epochs and the loader, and s.step would be the optimizer's zero_grad
-and step.
+Without psnode, the two lines with `psnode.session` and `s.batches` would be loops over the epochs and the loader, and s.step
+would be the optimizer's zero_grad and step.
 """
 
 from __future__ import annotations

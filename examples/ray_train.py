@@ -2,9 +2,9 @@
 
 python examples/ray_train.py runs/ray --workers 2 --codec topk:ratio=0.05+fp16
 
-A few lines of `train` are for psnode. All other lines are a training loop for Ray, on the CPU over gloo. Checkpoints contain the
-values that the codec has left out so far on every rank. The command resumes from the last checkpoint. So does Ray itself after it
-has restarted workers.
+A few lines of `train` are for psnode. All other lines are a training loop for Ray, on the CPU over gloo. Checkpoints also
+contain the residual of every rank: the values that the codec has left out so far. The command resumes from the last checkpoint.
+Ray does so too after it has restarted workers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ BATCH = 32
 
 
 def train(settings: dict[str, Any]) -> nn.Module:
-    """Run the loop of one worker. `settings`: codec ("" for DDP's own all-reduce) and epochs."""
+    """Run the training loop of one worker.
+
+    `settings`: the codec ("" for DDP's own all-reduce) and the number of epochs.
+    """
     rank, workers = ray.train.get_context().get_world_rank(), ray.train.get_context().get_world_size()
     images, labels = map(torch.from_numpy, originals())  # 1797 handwritten digits of 8 x 8
     images = images.float().flatten(1) / 16
@@ -74,7 +77,10 @@ def train(settings: dict[str, Any]) -> nn.Module:
 
 
 def trainer(loop: Any, folder: Path, workers: int, settings: dict[str, Any], failures: int = 0) -> TorchTrainer:
-    """Return a trainer on the CPU whose run is in `folder`. If the run exists, it continues from the last checkpoint."""
+    """Return a trainer on the CPU whose run is stored in `folder`.
+
+    If the run exists, the trainer continues from its last checkpoint.
+    """
     return TorchTrainer(
         loop,
         train_loop_config=settings,

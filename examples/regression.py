@@ -13,7 +13,7 @@ from psnode.task import Batch, Task
 
 
 class Points:
-    """1024 points x ~ N(0, I) with y = x w + noise."""
+    """1024 points (x, y), where x ~ N(0, I) has 20 coordinates and y = x w + noise."""
 
     def __init__(self, seed: int) -> None:
         weights = np.random.default_rng(0).standard_normal((20, 1))

@@ -1,10 +1,11 @@
-"""A codec of one's own as two formulas: signed levels of a row's largest magnitude, rounded at random without bias.
+"""A codec of your own as two formulas: signed levels of a row's largest magnitude, rounded at random without bias.
 
     psnode train --local 2 --codec examples/row_codec.py:Levels --feedback ef --max-steps 100
     psnode bench codecs --codec examples/row_codec.py:Levels:levels=31
     psnode codecs examples/row_codec.py:Levels --source numba
 
-The formulas are about rows of 512 values. Kernels are made of them; docs/rows.md explains the words.
+The formulas describe how a row of 512 values is coded and decoded, and psnode makes kernels of them. docs/rows.md explains the
+words of the formulas.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from psnode.codecs.traits import Traits
 
 @dataclass(frozen=True, repr=False)
 class Levels(RowCodec):
-    """`levels`: magnitudes above 0, 1 to 127. A row whose largest magnitude is below 2^-100 becomes zeros."""
+    """A codec of rows. `levels`: the number of magnitudes above 0, from 1 to 127.
+
+    A row whose largest magnitude is below 2^-100 becomes zeros.
+    """
 
     levels: int = 7
 

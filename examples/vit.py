@@ -47,7 +47,7 @@ class VisionTransformer(nn.Module):
 
 
 class SmallVision(Classification):
-    """A task with psnode's own image data and losses, and the model above."""
+    """A task that trains `VisionTransformer`, with psnode's own image data and losses."""
 
     def __init__(self, options: Mapping[str, str] | None = None) -> None:
         settings = {"dataset": "mnist", "data": "", "patch": "7", "width": "64", "layers": "4"}

@@ -1,4 +1,7 @@
-"""Print the table of codecs in docs/codecs.md, measured on this machine: scripts/codec_table.py [--write]  (into the page)."""
+"""Print the table of codecs in docs/codecs.md, measured on this machine: scripts/codec_table.py [--write]
+
+--write: also write the table into the page.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ REPEATS = 15
 
 
 class Row(NamedTuple):
-    """A codec's spec, and the paper that it comes from."""
+    """A codec's spec, and the paper that describes the codec."""
 
     spec: str
     paper: str
@@ -66,7 +69,7 @@ def fastest(call: Callable[[], object]) -> float:
 
 
 def measured(row: Row, values: np.ndarray) -> str:
-    """Return one line of the table."""
+    """Return the table's line for `row`, measured on `values`."""
     codec = get_codec(row.spec)
     x = values[: 512 * 4608].reshape(512, 4608) if codec.shaped else values
     rng, total = np.random.default_rng(1), np.zeros_like(x)

@@ -1,8 +1,8 @@
 """Comparison of every scheme's final weights in two checkouts: scripts/compare_hashes.py OTHER [--workers P]... [--scheme S]...
 
 Each scheme trains LeNet on the embedded digits for 8 steps under `psnode launch`, with the code of this checkout and with the
-code of OTHER. Overlap is on, and the downlink is the scheme's own. Prints a Markdown table of the hashes. The exit code is 1 if
-any hashes differ.
+code of OTHER. Overlap is on, and each scheme uses its own downlink. Prints a Markdown table of the hashes. The exit code is 1
+if any hashes differ.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ SECONDS = 600
 
 
 def schemes() -> list[str]:
-    """Return every scheme of this checkout."""
+    """Return the names of all schemes of this checkout."""
     from psnode.config.schemes import SCHEMES
 
     return list(SCHEMES)
 
 
 def model_hash(checkout: Path, scheme: str, workers: int) -> str:
-    """Return the hash of a job's final weights, or its exit code and the last line that it printed."""
+    """Return the hash of a job's final weights. If the job fails, return its exit code and the last line that it printed."""
     with tempfile.TemporaryDirectory() as folder:
         command = ["-m", "psnode", "launch", "-n", str(workers), "--", "train", "--scheme", scheme, *FLAGS]
         done = subprocess.run(
@@ -41,7 +41,7 @@ def model_hash(checkout: Path, scheme: str, workers: int) -> str:
 
 
 def main() -> int:
-    """Compare the checkouts, and return the exit code."""
+    """Compare the checkouts, and return the exit code: 1 if any hashes differ, otherwise 0."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("other", type=Path, help="a checkout of another commit")
     parser.add_argument("--workers", type=int, action="append")

@@ -1,12 +1,12 @@
-"""Compile the kernels of all codecs, each codec in only one process, with one process per core.
+"""Compile the kernels of all codecs, in one process per core. Each codec is compiled by only one process.
 
     scripts/compile_kernels.py
     scripts/compile_kernels.py --cold
 
 Without this script, concurrent tests or ranks of a job would all compile a missing kernel. A process ends after a few codecs,
-because the compiler keeps about ten megabytes of memory for every kernel. Cached kernels are only loaded, which takes seconds.
-With --cold, all kernels are compiled, into a folder that is removed: the seconds printed are those of the compiler. A kernel that
-several codecs share counts for the codec that needs it first.
+because the compiler keeps about ten megabytes of memory for every kernel. Kernels in the cache are only loaded, which takes
+seconds. With --cold, all kernels are compiled, into a folder that is removed at the end, so the printed seconds are those of
+the compiler. If several codecs share a kernel, its time counts for the codec that needs it first.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CHAINS = ("qsgd+ans", "dithered+ans", "qsgd+rice", "svd+qsgd", "topk+lss+ans", "
 
 
 def sources(x: np.ndarray) -> Iterator[Source]:
-    """Yield one source of each kind."""
+    """Yield one source of each kind, for the values `x`."""
     yield Values(x)
     yield Accumulated([(0, x.reshape(-1)[:700]), (900, x.reshape(-1)[900:])], x.copy())
     yield Copied(x, np.empty_like(x))
@@ -62,7 +62,10 @@ def use(codec: Codec) -> None:
 
 
 def compile_all(spec: str) -> tuple[float, str]:
-    """Use a codec and the contractive form that error feedback uses; return the seconds of processor time, and the codec."""
+    """Use the codec `spec`, and the contractive form that error feedback uses, so that their kernels are compiled.
+
+    Return the seconds of processor time, and `spec`.
+    """
     begin = time.process_time()
     codec = get_codec(spec)
     for form in dict.fromkeys((codec, codec.contractive())):
@@ -71,7 +74,7 @@ def compile_all(spec: str) -> tuple[float, str]:
 
 
 def main() -> None:
-    """Compile the codecs, then chains of codecs, which have few kernels of their own, and print the seconds."""
+    """Compile the kernels of all codecs, then those of chains of codecs, which have few of their own, and print the seconds."""
     begin, found = time.monotonic(), list[tuple[float, str]]()
     processes = len(os.sched_getaffinity(0))
     with get_context("spawn").Pool(processes, maxtasksperchild=4) as pool:

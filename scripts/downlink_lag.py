@@ -1,11 +1,12 @@
-"""Causes of the loss of a coded downlink: a transformer under AdamW in one process, with each part of the downlink separately.
+"""Causes of the loss that a coded downlink adds: a transformer under AdamW in one process, with each part of it separately.
 
     python scripts/downlink_lag.py --up polar:rate=1,block=16384 --down polar:rate=1,block=16384 --small coded --lead 0.8
     python scripts/downlink_lag.py --noise 0.74
     python scripts/downlink_lag.py --follow 0.7
 
 The model is examples/charlm.py's transformer, with two workers of 8 windows each, AdamW at .002 with a cosine schedule, and
-clipping by the global norm 1. Gradients are computed at y. Each worker codes them with error feedback. The master updates x.
+clipping by the global norm 1. The master updates the weights x. The workers compute gradients at y, their copy of x, and code
+them with error feedback. The options determine how y follows x:
 
     --down SPEC --lead L   y += decode(encode(x + L u - y)), u the present update: psnode's downlink, with --downlink-lead
     --gain G               the decoded change times G
@@ -14,9 +15,9 @@ clipping by the global norm 1. Gradients are computed at y. Each worker codes th
     --down-gradient SPEC   the mean gradient coded once more, with a residual, in place of the weights
 
 A SPEC is psnode's, or test:R, the Gaussian test channel of R bits: (1 - D) z + noise of variance D (1 - D), D = 4^-R. A row of
-the table has the loss on the last tenth of the text, the mean training loss of the last 100 steps, the factor by which both
-directions together send fewer bytes than float32, and, at several steps, (x - y) u / u^2. This is the number of updates by which
-y lags x; if it is negative, y is ahead.
+the table has four figures: the loss on the last tenth of the text, the mean training loss of the last 100 steps, the factor by
+which both directions together send fewer bytes than float32, and, at several steps, (x - y) u / u^2. The last figure is the
+number of updates by which y lags x; if it is negative, y is ahead of x.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ SMALL = 1024  # values; smaller tensors travel uncoded, except with --small code
 
 
 class Channel:
-    """A channel for vectors. The values at `places` are coded, and the others are unchanged. The channel counts bytes."""
+    """A channel for vectors, which counts its bytes. It codes the values at `places`, and sends all other values unchanged."""
 
     def __init__(self, spec: str, places: np.ndarray[Any, Any], size: int, seed: int) -> None:
         self._spec, self._places, self._size = spec, places, size
@@ -86,7 +87,7 @@ class Model:
         self.train, self._eval = self.task.train_data(), self.task.eval_data()
 
     def gradient(self, y: Floats, indices: np.ndarray[Any, Any]) -> tuple[float, Floats]:
-        """Return loss and gradient at y on the batch `indices`."""
+        """Return the loss and the gradient at the weights y, on the batch `indices`."""
         self._flat.numpy()[:] = y
         self._gradient.zero_()
         loss = self._loss(*self.train.batch(indices, None))
@@ -94,7 +95,7 @@ class Model:
         return float(loss.detach()), self._gradient.numpy().copy()
 
     def evaluate(self, x: Floats) -> float:
-        """Return the mean loss at x on the last tenth of the text."""
+        """Return the mean loss of the weights x on the last tenth of the text."""
         self._flat.numpy()[:] = x
         whole = len(self._eval) // 52 * 52
         with torch.no_grad():
@@ -106,7 +107,7 @@ class Model:
 
 
 class Batches:
-    """Indices of batches, reshuffled in every epoch."""
+    """Source of the indices of batches. They are reshuffled in every epoch."""
 
     def __init__(self, size: int, rng: np.random.Generator) -> None:
         self._size, self._rng, self._order, self._next = size, rng, rng.permutation(size), 0
@@ -120,7 +121,7 @@ class Batches:
 
 
 def train(asked: argparse.Namespace) -> str:
-    """Train once and return the row of the table."""
+    """Train once with the options `asked`, and return the row of the table."""
     model, rng = Model(asked.seed, asked.width), np.random.default_rng(asked.seed)
     x, y = model.start.copy(), model.start.copy()
     coded = np.concatenate([np.full(size, asked.small == "coded" or size >= SMALL) for size in model.sizes])

@@ -1,8 +1,8 @@
-"""Growth of the master: scripts/endurance.py [--steps N] [--workers P]  prints memory, descriptors and threads of rank 0.
+"""Growth of the master in a long run: scripts/endurance.py [--steps N] [--workers P]
 
-LeNet trains on the embedded digits under `psnode launch`. Rank 0 is inspected after every tenth of the run. The exit code is 1
-if, between the second and the last inspection, resident memory grew by more than 4 MiB, or the number of descriptors or threads
-grew.
+The script prints memory, descriptors and threads of rank 0. LeNet trains on the embedded digits under `psnode launch`, and rank
+0 is inspected after every tenth of the run. The exit code is 1 if, between the second and the last inspection, resident memory
+grew by more than 4 MiB, or the number of descriptors or threads grew.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FLAGS = ["--batch-size", "2", "--lr", "0.002", "--threads", "1", "--no-tensorboa
 
 
 def figures(pid: int) -> tuple[int, int, int]:
-    """Return resident KiB, file descriptors and threads of process `pid`."""
+    """Return the resident memory in KiB, and the numbers of file descriptors and threads, of process `pid`."""
     status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line)
     return int(status["VmRSS"].split()[0]), len(os.listdir(f"/proc/{pid}/fd")), int(status["Threads"])
 

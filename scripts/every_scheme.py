@@ -20,7 +20,7 @@ SETTINGS: dict[str, Any] = {"batch_size": 8, "max_steps": 2, "local": 2, "thread
 
 
 def trains(scheme: str, folder: Path) -> bool:
-    """Train two steps; return True if the run ended with 0."""
+    """Train two steps with `scheme`, and print the result. Return True if the run ended with exit code 0."""
     config = psnode.Config(scheme=scheme, train_dir=folder / scheme, **SETTINGS)
     try:
         code = psnode.run(Classification("LeNet", "digits"), config)
@@ -32,7 +32,7 @@ def trains(scheme: str, folder: Path) -> bool:
 
 
 def main() -> int:
-    """Train all schemes, even after a failure, and return the exit code."""
+    """Train with all schemes, even after a failure, and return the exit code."""
     with tempfile.TemporaryDirectory() as folder:
         done = {scheme: trains(scheme, Path(folder)) for scheme in SCHEMES}
     print(f"{sum(done.values())} of {len(done)} schemes train")

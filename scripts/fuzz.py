@@ -1,12 +1,13 @@
 """Feed psnode malformed bytes: scripts/fuzz.py [--runs N] [--codec SPEC] [--seed S] [--coverage DIR] [FILE ...]
 
-Frames of every kind and payloads of every codec are changed. Most of them then get correct lengths and a correct checksum. They
-are read as by a master. There are four rules: only WireError, CodecError and CheckpointError may be raised; a payload that is
-refused must not have changed the sum; memory may not grow by more than 256 MiB; and no input may take half a minute. The first
-input that breaks a rule is written to fuzz-failure.bin, and the exit code is not 0. --codec: only payloads of this codec.
+Frames of every kind and payloads of every codec are changed. Most of the changed frames then get correct lengths and a correct
+checksum. psnode reads the results as a master does. There are four rules: only WireError, CodecError and CheckpointError may be
+raised; a payload that is refused must not have changed the sum; memory may not grow by more than 256 MiB; and no input may take
+half a minute. The first input that breaks a rule is written to fuzz-failure.bin, and the exit code is not 0. --codec: only
+payloads of this codec.
 
-Changes are drawn from the seed. With --coverage, libFuzzer makes the changes, guided by the coverage of psnode (needs `atheris`),
-and inputs that reach new code are added to DIR. FILE: only read these inputs again. For the format of an input see
+Changes are drawn from the seed. With --coverage, libFuzzer makes the changes, guided by the coverage of psnode (this needs
+`atheris`), and adds inputs that reach new code to DIR. FILE: read only these inputs again. For the format of an input see
 fuzz_inputs.py.
 """
 
@@ -37,14 +38,17 @@ HANG_SECONDS = 30
 
 
 def watch_memory() -> None:
-    """Limit further allocations to a total of ROOM_BYTES: allocations above this limit fail."""
+    """Limit the memory that this process may still allocate to ROOM_BYTES. Allocations above this limit fail."""
     used = next(int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmSize"))
     resource.setrlimit(resource.RLIMIT_AS, (1024 * used + ROOM_BYTES, resource.RLIM_INFINITY))
 
 
 @contextlib.contextmanager
 def last_input() -> Iterator[Callable[[bytes], None]]:
-    """Keep the present input in the file FAILURE, which outlives a crash of the interpreter. Delete the file on success."""
+    """Yield a function that stores the present input in the file FAILURE.
+
+    The file outlives a crash of the interpreter. It is deleted if no error occurs.
+    """
     with FAILURE.open("w+b") as file:
         file.truncate(1 << 20)
         with mmap.mmap(file.fileno(), 1 << 20) as memory:
@@ -65,7 +69,7 @@ def last_input() -> Iterator[Callable[[bytes], None]]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read random changes of the seeds and the corpus, and return the exit code."""
+    """Let psnode read random changes of the seeds and the corpus, and return the exit code."""
     read, rng = Reader(), random.Random(args.seed)
     pool = [*seeds([args.codec] if args.codec else forms())]
     if not args.codec:
@@ -90,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _functions() -> Iterator[FunctionType]:
-    """Yield the functions of psnode that Python interprets. Kernels are left out, since Numba compiles their bytecode."""
+    """Yield psnode's functions that Python interprets. Kernels are left out, since Numba needs their unchanged bytecode."""
     for name, module in list(sys.modules.items()):
         if name.split(".")[0] == "psnode":
             for thing in list(vars(module).values()):
@@ -101,7 +105,7 @@ def _functions() -> Iterator[FunctionType]:
 
 
 def run_with_coverage(args: argparse.Namespace) -> int:
-    """Run libFuzzer's loop from the seeds and the inputs in DIR."""
+    """Run libFuzzer's loop, which begins with the seeds and the inputs in DIR."""
     import atheris
 
     read = Reader()

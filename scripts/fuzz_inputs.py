@@ -1,8 +1,8 @@
 """Inputs of scripts/fuzz.py: valid frames and payloads, and the changes made to them.
 
-The first byte of an input, modulo 4, states the kind of the remaining bytes: PAYLOAD, a payload; FRAME, a frame whose length and
-checksum are corrected first; RAW, an unmodified frame; GROUP, the two payloads of a gradient frame. The first two bytes of a
-GROUP state the place of the second payload.
+The first byte of an input, modulo 4, states the kind of the remaining bytes. PAYLOAD: a payload. FRAME: a frame whose length
+and checksum are corrected before it is read. RAW: a frame that is read as it is. GROUP: the two payloads of a gradient frame,
+after two bytes that state where the second payload begins.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ INTERESTING = [0, 1, 2, 0x7F, 0x80, 0xFF, 0xFFFF, 0x7F800000, 0x7FFFFFFF, 0x8000
 
 
 def forms() -> list[str]:
-    """Return the specs whose payloads are seeds: all codecs, further parameters and chains, and the contractive forms."""
+    """Return the specs whose payloads are seeds: all codecs, some with further parameters, chains, and all contractive forms."""
     plain = [*available(), *FORMS]
     return [*plain, *sorted({repr(get_codec(spec).contractive()) for spec in plain} - {repr(get_codec(spec)) for spec in plain})]
 
@@ -72,7 +72,10 @@ def _control() -> dict[int, bytes]:
 
 
 def mutate(data: bytes, rng: random.Random) -> bytes:
-    """Return `data` with one to four changes: of a byte, bit, field or shape, cuts, insertions, repetitions, nesting."""
+    """Return `data` with one to four random changes.
+
+    A change sets a byte, a bit, a field or a shape; or cuts, inserts, repeats or nests bytes.
+    """
     changed = bytearray(data)
     for _ in range(rng.choice((1, 1, 1, 2, 3, 4))):
         size = len(changed)

@@ -1,4 +1,4 @@
-"""Reader of the inputs of scripts/fuzz.py. It reads them like a master or a worker, and judges the results."""
+"""Reader of the inputs of scripts/fuzz.py. It reads an input as a master or a worker does, and judges the result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LARGEST = 1 << 14  # maximum declared coordinates of a payload that is decoded; 
 
 
 class Reader:
-    """Reader of single inputs; `decoded` and `refused` count their results."""
+    """Reader of single inputs. `decoded` and `refused` count the inputs with these results."""
 
     def __init__(self) -> None:
         self.decoded = self.refused = 0
@@ -85,7 +85,7 @@ class Reader:
 
 @cache
 def _decoder(stages: tuple[str, ...]) -> Codec:
-    """Return a codec with these stages. Its parameters are irrelevant, since payloads state their own parameters."""
+    """Return a codec with the stages `stages`. It decodes payloads with any parameters, since a payload states its own."""
     name = "+".join(stage for stage in stages if stage != "contractive")
     return get_codec(f"contractive({name})" if "contractive" in stages else name)
 

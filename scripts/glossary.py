@@ -30,7 +30,7 @@ The classes of the two planes, by package and module, each with the first senten
 
 
 def classes(package: str) -> Iterator[tuple[str, str, str]]:
-    """Yield name, module and first sentence of the docstring of every public class of a package."""
+    """Yield the name, the module, and the docstring's first sentence of every public class in `package`."""
     folder = ROOT / "psnode" / package
     for path in sorted(folder.rglob("*.py")):
         module = ".".join(path.relative_to(folder).with_suffix("").parts)
@@ -58,7 +58,7 @@ def page() -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write or check the page, and return the exit code."""
+    """Write the page or, with --check, compare it with the code. Return the exit code."""
     if list(arguments) == ["--check"]:
         return int(PAGE.read_text() != page())
     PAGE.write_text(page())

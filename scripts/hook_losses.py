@@ -1,10 +1,11 @@
 """Loss of a small transformer under DDP with several communication hooks at equal steps: scripts/hook_losses.py [HOOK]...
 
 HOOK: none, fp16, powersgd:RANK, or a codec for psnode.ddp.comm_hook. Two processes train examples/charlm.py's transformer of
-width 96 over gloo, with AdamW at .01, a cosine schedule and clipping at 1, for 700 steps of 2 x 8 windows. Prints a row per hook:
-the mean loss on the held-out text, its percentage above the loss of the first hook, the bytes of gradients per rank and step,
-also relative to float32, and the median time of a step after the first five. On emulated hosts (docs/emulated-hosts.md) each host
-starts one of the two processes, for one hook and one seed:
+width 96 over gloo, with AdamW at .01, a cosine schedule and clipping at 1, for 700 steps of 2 x 8 windows. The script prints a
+row per hook: the mean loss on the held-out text, the percentage by which this loss is above that of the first hook, the bytes
+of gradients per rank and step, the factor by which these are fewer than the first hook's, and the median time of a step,
+without the first five steps. On emulated hosts (docs/emulated-hosts.md) each host starts one of the two processes, for one hook
+and one seed:
 
     scripts/netlab.sh --hosts 2 --rate 100mbit --each -- .venv/bin/python scripts/hook_losses.py none --steps 25
 """
@@ -38,7 +39,10 @@ USUAL = ("none", "fp16", "powersgd:4", "polar:rate=2", "polar:rate=1", "topk:rat
 
 
 class Counted:
-    """The bytes that PowerSGD sends per step: (n + m) RANK float32 values of an n x m gradient, or all if they are fewer."""
+    """The bytes that PowerSGD sends per step.
+
+    For an n x m gradient these are (n + m) RANK float32 values, or n m values if that is less.
+    """
 
     def __init__(self, model: torch.nn.Module, rank: int) -> None:
         sizes = [(parameter.shape[0], parameter.numel() // parameter.shape[0]) for parameter in model.parameters()]
@@ -46,7 +50,7 @@ class Counted:
 
 
 def register(model: DistributedDataParallel, hook: str) -> Any:
-    """Register `hook`; return the state of psnode's hook, or the bytes per step of another hook."""
+    """Register `hook` at `model`. Return the state of a hook of psnode, or the bytes that another hook sends per step."""
     whole = 4 * sum(parameter.numel() for parameter in model.module.parameters())
     if hook == "none":
         return whole
@@ -64,7 +68,7 @@ def register(model: DistributedDataParallel, hook: str) -> Any:
 
 
 class Plan(NamedTuple):
-    """A training. `size`: options of the example."""
+    """A training: its hook, seed, steps and batch size. `size`: options of the example."""
 
     hook: str
     seed: int
@@ -74,7 +78,7 @@ class Plan(NamedTuple):
 
 
 def train(rank: int, plan: Plan, store: str, result: str) -> None:
-    """Run one process of the job. Rank 0 writes loss, bytes and seconds to `result`."""
+    """Run one process of the training `plan`. Rank 0 writes loss, bytes and seconds to the file `result`."""
     hook, seed, steps, batch, size = plan
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=RANKS)
@@ -107,7 +111,7 @@ def train(rank: int, plan: Plan, store: str, result: str) -> None:
 
 
 def outcome(plan: Plan) -> tuple[float, ...]:
-    """Return loss, bytes and seconds of a training; empty if an emulated host started this process as a rank other than 0."""
+    """Return loss, bytes and seconds of a training. On emulated hosts, the result is empty for ranks other than 0."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result"
         if "RANK" in os.environ:

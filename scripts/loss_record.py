@@ -3,11 +3,11 @@
     scripts/loss_record.py run OUT --mnist DIR --cifar10 DIR    train the missing runs and add each to the record
     scripts/loss_record.py list                                 print the cells, with the number of runs in each
 
-A cell is a model, an optimizer and a number of steps. Dense is trained first, at three learning rates with one seed. As long as
-the best rate is the lowest or the highest, more rates are tried. The other runs use dense's best rate, except runs without
-momentum under SGD, which try their own rates. Every run is a run of `psnode bench convergence`: workers are threads, and the sums
-equal those of MPI. Runs write into OUT/CELL. Each run that ends adds a line to psnode/config/loss_record.json. A run that is in
-the record is not trained again, no matter on which machine it was measured.
+A cell is a model, an optimizer and a number of steps. In each cell, the scheme dense is trained first, at three learning rates
+with one seed. While the best rate is the lowest or the highest one tried, a further rate is tried. All other schemes use
+dense's best rate, except schemes without momentum under SGD, which try rates of their own. Every run is a run of `psnode bench
+convergence`: workers are threads, and the sums equal those of MPI. Runs write into OUT/CELL. Each run that ends adds a line to
+psnode/config/loss_record.json. A run that is in the record is not trained again, whichever machine it was measured on.
 """
 
 from __future__ import annotations
@@ -51,7 +51,10 @@ PLAIN = {"topk", "topk:ratio=0.05 --downlink topk:ratio=0.05", "efsignsgd"}
 
 @dataclass(frozen=True)
 class Cell:
-    """A model, an optimizer and a number of steps. `task`: flags, in which {NAME} stands for a given folder."""
+    """A model, an optimizer and a number of steps.
+
+    `task`: flags of train, in which {NAME} stands for a folder given on the command line.
+    """
 
     model: str
     task: str
@@ -89,12 +92,12 @@ CELLS = (
 
 
 def load() -> list[dict[str, Any]]:
-    """Return the entries of the record."""
+    """Return the entries of the loss record."""
     return list(json.loads(RECORD.read_bytes())) if RECORD.exists() else []
 
 
 def store(entries: Sequence[dict[str, Any]]) -> None:
-    """Write the record, one entry per line."""
+    """Write `entries` as the loss record, one entry per line."""
     ordered = sorted(
         entries, key=lambda entry: (entry["cell"], entry["run"] != "dense", entry["run"], entry["lr"], entry["seed"])
     )
@@ -102,14 +105,14 @@ def store(entries: Sequence[dict[str, Any]]) -> None:
 
 
 class Recorder:
-    """Trainer of the runs of `cell` that are not in the record."""
+    """Trainer of those runs of `cell` that are missing in the record."""
 
     def __init__(self, cell: Cell, output: Path, folders: dict[str, str]) -> None:
         self.cell, self._output, self._folders = cell, output / cell.name.replace("/", "-"), folders
         self._diverged: set[tuple[str, str]] = set()  # the runs and rates that diverged
 
     def found(self, run: str, seed: int, lr: str | None = None) -> list[dict[str, Any]]:
-        """Return the cell's entries of a run and seed, at the rate `lr` if given."""
+        """Return the record's entries of the run `run` with this seed in the cell; if `lr` is given, only those at this rate."""
         return [
             entry
             for entry in load()
@@ -120,7 +123,7 @@ class Recorder:
         ]
 
     def complete(self, run: str, seed: int, lr: str) -> None:
-        """Train a run and add it to the record, unless the record has it."""
+        """Train a run and add it to the record. Do nothing if the record has the run."""
         if self.found(run, seed, lr):
             return
         training = ConvergenceRun(
@@ -159,7 +162,10 @@ class Recorder:
                 return best
 
     def _loss_at(self, run: str, lr: str) -> float:
-        """Return the loss with the first seed. If the run diverged, it is infinite, and the record gets no entry."""
+        """Return the loss with the first seed at the rate `lr`.
+
+        If the run diverged, it is infinite, and the record gets no entry.
+        """
         if (run, lr) in self._diverged:
             return math.inf
         try:
@@ -172,7 +178,7 @@ class Recorder:
 
 
 def missing(cells: Sequence[Cell], runs: Sequence[str], seeds: int) -> Iterator[tuple[Cell, str, int]]:
-    """Yield all trainings, those with the first seed first."""
+    """Yield all trainings as cell, run and seed: first those with the first seed."""
     for seed in range(1, seeds + 1):
         for cell in cells:
             for run in ("dense", *runs):
@@ -186,7 +192,7 @@ def _commit() -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command, and return the exit code."""
+    """Run the command `run` or `list`, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("list")

@@ -39,13 +39,16 @@ def _signed(value: float) -> str:
 
 
 def cost_text(cost: LossCost) -> str:
-    """Return `+.91 +- .20 %` or, for an accuracy, `-.30 points`. There is no error if there is only one seed."""
+    """Return a cost as text, such as `+.91 +- .20 %` for a loss or `-.30 points` for an accuracy.
+
+    With only one seed there is no error after +-.
+    """
     error = "" if cost.error is None else f" +- {cost.error:.2f}".replace(" 0.", " .")
     return f"{_signed(cost.mean if cost.by_loss else -cost.mean)}{error}{' %' if cost.by_loss else ' points'}"
 
 
 def flags(run: str) -> str:
-    """Return the flags of a run of the record."""
+    """Return the flags of `psnode train` for a run of the record."""
     return f"--scheme {run}".replace("--scheme dense --codec", "--codec")
 
 
@@ -88,7 +91,10 @@ def page(entries: Sequence[dict[str, Any]]) -> str:
 
 
 def choosing(entries: Sequence[dict[str, Any]]) -> str:
-    """Return the part of docs/choosing.md: a table by scheme for each kind of optimizer, in which the default is marked."""
+    """Return the generated part of docs/choosing.md.
+
+    For each kind of optimizer it has a table of schemes, in which the default is marked.
+    """
     found = costs(entries)
     lines = []
     for adam, kind in ((True, "an optimizer of Adam's kind"), (False, "SGD")):
@@ -109,7 +115,7 @@ def choosing(entries: Sequence[dict[str, Any]]) -> str:
 
 
 def scatter(entries: Sequence[dict[str, Any]]) -> list[str]:
-    """Return a section of the page: a table of the losses of language models in runs that differ only by their seeds."""
+    """Return a section of the page, which shows how much the losses of language models vary with the seed."""
     by_run: dict[tuple[str, str, float], list[float]] = {}
     for entry in entries:
         if entry["cell"].startswith(BY_LOSS):
@@ -126,13 +132,13 @@ def scatter(entries: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _cells(found: Sequence[LossCost], adam: bool) -> list[tuple[str, int]]:
-    """Return the model and the steps of each cell that has a coded run, in the order of MODELS."""
+    """Return the cells that have a coded run, each as its model and its number of steps, in the order of MODELS."""
     coded = {(cost.model, cost.steps) for cost in found if cost.of_adam == adam and cost.run != "dense"}
     return sorted(coded, key=lambda cell: (list(MODELS).index(cell[0]), cell[1]))
 
 
 def _runs(found: Sequence[LossCost], adam: bool) -> list[str]:
-    """Return the runs by descending bytes."""
+    """Return the coded runs by descending bytes."""
     ratios: dict[str, list[float]] = {}
     for cost in found:
         if cost.of_adam == adam and cost.run != "dense":
@@ -155,9 +161,9 @@ def pages() -> Iterator[tuple[Path, str]]:
 
 
 def draw() -> None:
-    """Draw FIGURE, a panel per kind of optimizer.
+    """Draw FIGURE, with a panel for each kind of optimizer.
 
-    Colours are models, markers are schemes, lines are the least cost at each ratio.
+    A colour stands for a model, a marker for a scheme, and a line for the least cost at each ratio.
     """
     from matplotlib.figure import Figure
 

@@ -4,12 +4,13 @@ A mutant is this checkout with one small change of meaning. Mutants are drawn wi
 feedback, exchange, master, worker and records at which an operator of mutants_places.py applies. Each of these six packages gets
 an equal share.
 
-Every mutant runs the tests of its module, by the table in mutants_tests.py, in a copy of the tree. A failing test counts if it
-fails once more by itself, and passes without the mutant. Otherwise the test is skipped and reported, and the other tests decide.
-A mutant that takes longer than --timeout counts as killed too, and is listed as timeout. --results: a file with a line per
-mutant. Mutants in the file are not run again, unless the source file that they change has changed. --skip: tests to leave out on
-a busy machine. Kernels that a mutant does not reach are used as compiled in this checkout (mutants_compiled.py), so run the tests
-of the checkout before. ID: run only these mutants. --list: only print the drawn mutants.
+For every mutant, the tests of its module (by the table in mutants_tests.py) run in a copy of the tree. A failing test kills the
+mutant if it fails once more when run by itself, and passes without the mutant. Otherwise this test is skipped and reported, and
+the other tests decide. A mutant that takes longer than --timeout counts as killed too, and is listed as timeout. --results: a
+file with a line per mutant. Mutants in the file are not run again, unless the source file that they change has changed. --skip:
+tests to leave out on a busy machine. Kernels that a mutant does not reach are used as compiled in this checkout
+(mutants_compiled.py), so run the tests of the checkout first. ID: test only these mutants. --list: only print the drawn
+mutants.
 
 The exit code is 0 if at least the share --goal of the mutants was killed.
 """
@@ -47,7 +48,10 @@ _NO_TESTS = 5  # pytest's exit code if no test is selected
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a mutant: killed, survived or timeout. `source` is a digest of the file that the mutant changes."""
+    """The result of a mutant: killed, survived or timeout.
+
+    `source`: a digest of the file that the mutant changes.
+    """
 
     id: str
     old: str
@@ -73,7 +77,7 @@ class Copy:
     def run(self, tests: Sequence[str], without: Sequence[str] = (), only: Sequence[str] = ()) -> tuple[str, str]:
         """Run `tests` except `without`.
 
-        Return passed, failed or timeout, and the first test that failed. `only`: pytest arguments.
+        Return passed, failed or timeout, and the name of the first failed test, if any. `only`: further pytest arguments.
         """
         arguments = ["-x", "-q", "--no-header", "-p", "no:cacheprovider", *tests, *only]
         code, out = self._pytest([*arguments, *(f"--deselect={test}" for test in without)])
@@ -85,7 +89,7 @@ class Copy:
         return "failed", lines[0].split(" ", 1)[1] if lines else ""
 
     def _pytest(self, arguments: Sequence[str]) -> tuple[int | None, str]:
-        """Run pytest. Return its exit code (None after the timeout) and its output."""
+        """Run pytest with `arguments`. Return its exit code (None after the timeout) and its output."""
         log = self.root.parent / "log"
         server = self._server = self._server or self._start()
         assert server.stdin is not None and server.stdout is not None
@@ -110,7 +114,7 @@ class Copy:
             self._server.communicate()
 
     def judge(self, mutant: Mutant) -> Result:
-        """Put the mutant in place, run its module's tests, and remove the mutant again."""
+        """Apply the mutant, run its module's tests, and undo the mutant. Return the result."""
         tests = [test for test in tests_of(mutant.path) if (self.root / test.split("::")[0]).exists()]
         tests = [test for test in tests if not any(fnmatchcase(test, pattern) for pattern in self._skip)]
         if not tests:
@@ -143,7 +147,10 @@ class Copy:
                 os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))  # make the caches of this file valid again
 
     def _is_sound(self, test: str, tests: Sequence[str]) -> bool:
-        """Return True if `test` passes without a mutant. Raises SystemExit if `tests` fail together without naming a test."""
+        """Return True if `test` passes without a mutant. If no test is named, run all of `tests`.
+
+        Raises SystemExit if `tests` fail together, without a mutant, and pytest names no failed test.
+        """
         if test not in self._sound:
             self._sound[test] = self.run([test] if test else tests)[0] == "passed"
         if not test and not self._sound[test]:
@@ -157,7 +164,7 @@ def digest(source: bytes) -> str:
 
 
 def known(results: Path | None) -> dict[str, Result]:
-    """Return the results by mutant id; the last of several lines counts."""
+    """Return the results in the file `results` by mutant id. If several lines have the same id, the last one counts."""
     if results is None or not results.exists():
         return {}
     lines = results.read_text().splitlines(keepends=True)
@@ -165,7 +172,10 @@ def known(results: Path | None) -> dict[str, Result]:
 
 
 def judged(root: Path, drawn: Sequence[Mutant], results: Path | None, timeout: float, skip: str) -> Iterator[Result]:
-    """Yield the results of `drawn`. Results in the file `results` whose source file has not changed come first."""
+    """Yield the results of the mutants `drawn`.
+
+    Results that are already in the file `results` come first, if their source files have not changed.
+    """
     before = known(results)
     sources = {mutant.path: digest((root / mutant.path).read_bytes()) for mutant in drawn}
     left = [m for m in drawn if m.id not in before or before[m.id].source != sources[m.path]]
@@ -183,7 +193,7 @@ def judged(root: Path, drawn: Sequence[Mutant], results: Path | None, timeout: f
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Draw, run, print the table, and return the exit code."""
+    """Draw mutants, run their tests, print the table, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=60)

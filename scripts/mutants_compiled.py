@@ -1,9 +1,9 @@
 """Compiled kernels of a tree that mutants.py changes. Kernels that cannot contain code of the changed file stay compiled.
 
-psnode compiles all kernels anew when the source of any of them changes (psnode/codecs/kernels/jit.py), which takes minutes. A
-mutant affects only modules that import the mutant's module, directly or through others. Their caches are set aside while the
-mutant is in place, and jit.py keeps all other caches. A function without a decorator is never compiled; a mutant in such a
-function affects only its own module.
+psnode compiles all kernels anew when the source of any of them changes (psnode/codecs/kernels/jit.py), which takes minutes. But
+a mutant affects only its own module and modules that import it, directly or through others. The caches of these modules are set
+aside while the mutant is in place, and jit.py keeps all other caches. A function without a decorator is never compiled, so a
+mutant in such a function affects only its own module.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PATCH = "\n\ndef sources() -> str:\n    return {digest!r}\n"
 
 
 def reached(root: Path, path: str) -> set[str]:
-    """Return the module in `path`, and the modules of psnode that import it when loaded, directly or through others."""
+    """Return the module in `path`, and all modules of psnode that import it when they are loaded, directly or through others."""
     imports = {file.relative_to(root).as_posix(): _imports(root, file) for file in (root / "psnode").rglob("*.py")}
     found = {path}
     while more := {name for name, others in imports.items() if others & found} - found:
@@ -33,10 +33,10 @@ def reached(root: Path, path: str) -> set[str]:
 
 
 def is_interpreted(source: bytes, line: int) -> bool:
-    """Return True if `line` is in a function, and neither this function nor one around it has a decorator.
+    """Return True if `line` is in a function that has no decorator, and whose enclosing functions have none either.
 
-    The result is always False for modules with LLVM instructions, since their functions become machine code without a decorator
-    too.
+    The result is always False for modules with LLVM instructions, since their functions become machine code even without a
+    decorator.
     """
     if any(word in source for word in _INSTRUCTIONS):
         return False
@@ -59,7 +59,7 @@ def _imports(root: Path, file: Path) -> set[str]:
 
 
 def _file_of(root: Path, name: str) -> str | None:
-    """Return the file of module `name`, or of the module that defines the name; None outside the tree."""
+    """Return the file of the module `name`, or of the module that defines `name`. None if this is outside the tree."""
     while name:
         for file in (f"{name.replace('.', '/')}.py", f"{name.replace('.', '/')}/__init__.py"):
             if (root / file).exists():
@@ -75,7 +75,7 @@ def _caches(root: Path, modules: Set[str]) -> list[Path]:
 
 
 class Compiled:
-    """The caches of the kernels in the tree `root`, valid for its present sources."""
+    """The caches of the kernels in the tree `root`, which are valid for the present sources."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -83,7 +83,7 @@ class Compiled:
 
     @contextlib.contextmanager
     def without(self, path: str, line: int) -> Iterator[None]:
-        """Set aside caches of kernels that may contain `line` of `path`, so that these are compiled.
+        """Set aside the caches of kernels that may contain `line` of `path`, so that these kernels are compiled anew.
 
         Restore the caches at exit.
         """
@@ -103,7 +103,10 @@ class Compiled:
 
     @contextlib.contextmanager
     def _as_now(self, path: str) -> Iterator[None]:
-        """Keep caches valid that were written for the present sources, although `path` will change."""
+        """Keep caches valid inside the context, although the source in `path` changes.
+
+        The caches were written for the present sources.
+        """
         jit = self._root / JIT
         if path == JIT or not jit.exists():
             yield

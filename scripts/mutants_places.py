@@ -1,9 +1,9 @@
-"""Places at which the code can be changed slightly: the operators of mutants.py, all places where they apply, and draws by seed.
+"""Places at which mutants.py can change the code slightly: the operators, all places where they apply, and draws by seed.
 
-    sign        a + b, a += b: minus in place of plus, plus in place of minus; -a: without the sign
+    sign        a + b, a - b, a += b, a -= b: the other sign; -a: without the sign
     factor      a * b, a / b, a *= b, a /= b: without b
     one-off     a whole number: one more
-    compare     <, >: with the equal case; <=, >=: without it; ==, !=, is, is not, in, not in: the opposite
+    compare     <, <=, >, >=: with or without the equal case; ==, !=, is, is not, in, not in: the opposite
     logic       and, or: replaced by each other; not a: a
     extreme     min, max: replaced by each other; amin, amax, minimum, maximum, argmin, argmax too
     count       a number of workers (workers, len(live), ...) or a rank (rank, sender, source): one more
@@ -37,7 +37,10 @@ _PATHS = re.compile(r"(.*[._])?(path|paths|dir|directory|root|folder)")
 
 @dataclass(frozen=True)
 class Mutant:
-    """A change: `new` replaces the bytes `start` to `stop` of `path`. `id` names the place and the operator."""
+    """A change of the code: `new` replaces the bytes `start` to `stop` of the file `path`.
+
+    `id` names the place and the operator.
+    """
 
     id: str
     path: str
@@ -79,7 +82,7 @@ class Places(ast.NodeVisitor):
             self.visit(part)
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
-        """Visit only the value."""
+        """Visit only the value of the assignment, not its annotation."""
         if node.value is not None:
             self.visit(node.value)
 
@@ -90,12 +93,12 @@ class Places(ast.NodeVisitor):
         """Visit nothing, since few tests read formatted texts."""
 
     def visit_If(self, node: ast.If) -> None:
-        """Visit everything, except imports for annotations."""
+        """Visit everything, except imports that are only for annotations (if TYPE_CHECKING)."""
         if not (isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"):
             self.generic_visit(node)
 
     def visit_Match(self, node: ast.Match) -> None:
-        """Visit the subject and the bodies, but not the patterns, which are no expressions."""
+        """Visit the subject and the bodies, but not the patterns, which are not expressions."""
         self.visit(node.subject)
         for case in node.cases:
             for part in case.body:
@@ -107,7 +110,7 @@ class Places(ast.NodeVisitor):
             self.generic_visit(node)
 
     def visit_BinOp(self, node: ast.BinOp) -> None:
-        """Add sign or factor."""
+        """Add a mutant of the operator sign or factor."""
         if isinstance(node.op, ast.Add | ast.Sub) and not isinstance(node.left, ast.Constant | ast.JoinedStr | ast.List):
             changed = copy.copy(node)
             changed.op = ast.Sub() if isinstance(node.op, ast.Add) else ast.Add()
@@ -117,7 +120,7 @@ class Places(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> None:
-        """Add sign, factor or skip."""
+        """Add mutants of the operators sign, factor or skip."""
         target = ast.unparse(node.target)
         if isinstance(node.op, ast.Add | ast.Sub):
             operator = "-" if isinstance(node.op, ast.Add) else "+"
@@ -129,7 +132,7 @@ class Places(ast.NodeVisitor):
         self.visit(node.value)
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> None:
-        """Add sign or logic."""
+        """Add a mutant of the operator sign or logic."""
         if isinstance(node.op, ast.USub) and not isinstance(node.operand, ast.Constant):
             self._add(node, "sign", node.operand)
         elif isinstance(node.op, ast.Not):
@@ -137,12 +140,12 @@ class Places(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_Constant(self, node: ast.Constant) -> None:
-        """Add one-off."""
+        """Add a mutant of the operator one-off for a whole number."""
         if type(node.value) is int:
             self._add(node, "one-off", str(node.value + 1))
 
     def visit_Compare(self, node: ast.Compare) -> None:
-        """Add compare."""
+        """Add a mutant of the operator compare for each comparison."""
         for index, operator in enumerate(node.ops):
             changed = copy.copy(node)
             changed.ops = [*node.ops]
@@ -151,14 +154,14 @@ class Places(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_BoolOp(self, node: ast.BoolOp) -> None:
-        """Add logic."""
+        """Add a mutant of the operator logic."""
         changed = copy.copy(node)
         changed.op = ast.Or() if isinstance(node.op, ast.And) else ast.And()
         self._add(node, "logic", changed)
         self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
-        """Add extreme, and count for a length."""
+        """Add a mutant of the operator extreme, or of the operator count if the call returns a number of workers."""
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         if name in _EXTREMES:
             changed = copy.copy(node)
@@ -172,11 +175,11 @@ class Places(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_Name(self, node: ast.Name) -> None:
-        """Add count or stale."""
+        """Add a mutant of the operator count or stale, if the name is one of theirs."""
         self._named(node)
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
-        """Add count or stale."""
+        """Add a mutant of the operator count or stale, if the name is one of theirs."""
         self._named(node)
         self.visit(node.value)
 
@@ -189,21 +192,21 @@ class Places(ast.NodeVisitor):
                 self._add(node, "stale", f"{name} - 1")
 
     def visit_Expr(self, node: ast.Expr) -> None:
-        """Add skip for a call; docstrings are no calls."""
+        """Add a mutant of the operator skip for a call. A docstring is not a call."""
         if isinstance(node.value, ast.Call):
             self._add(node, "skip", "pass")
         self.generic_visit(node)
 
 
 def _names_file(node: ast.expr) -> bool:
-    """Return True if this is a path, with a folder on the left of its first slash."""
+    """Return True if `node` is a path: the leftmost operand of its slashes is a folder."""
     while isinstance(node, ast.BinOp):
         node = node.left
     return bool(_PATHS.fullmatch(ast.unparse(node)))
 
 
 def candidates(root: Path, area: str) -> list[Mutant]:
-    """Return all mutants of an area, file by file."""
+    """Return all mutants of `area`, a file or a folder, file by file."""
     place = root / area
     files = [place] if place.is_file() else sorted(place.rglob("*.py"))
     return [mutant for path in files for mutant in places(path.relative_to(root).as_posix(), path.read_bytes())]
@@ -216,7 +219,10 @@ def places(path: str, source: bytes) -> tuple[Mutant, ...]:
 
 
 def draw(root: Path, areas: Sequence[str], seed: int, count: int) -> list[Mutant]:
-    """Return `count` mutants, drawn from the areas in turn. A larger draw with the same seed continues a smaller draw."""
+    """Return `count` mutants, drawn from the areas in turn.
+
+    A larger draw with the same seed begins with the mutants of a smaller draw.
+    """
     rng = random.Random(seed)
     pools = [candidates(root, area) for area in areas]
     for pool in pools:

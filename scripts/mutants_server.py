@@ -1,8 +1,9 @@
-"""Server of pytest runs for mutants.py, each in a fork of a process that has imported slow packages. Messages are JSON lines.
+"""Server of pytest runs for mutants.py. Each run is a fork of this process, which has imported slow packages once.
 
--> {"arguments": ["-x", "tests/test_x.py"], "out": "a file for its output"}
-<- the id of the process that runs pytest, the leader of a process group
-<- the exit code of that process; 1 if it was killed
+The server reads requests (->) from standard input, and writes answers (<-) to standard output. Each is a line of JSON.
+
+-> {"arguments": ["-x", "tests/test_x.py"], "out": "a file for its output"} <- the id of the process that runs pytest, the
+leader of a process group <- the exit code of that process; 1 if it was killed
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if os.path.exists("setup.cfg"):  # a tree that declares no requirements needs no
 
 
 def run(arguments: list[str], out: str) -> None:
-    """Run pytest in this process, as the leader of a new session, and exit."""
+    """Run pytest in this process, as the leader of a new session, and exit with pytest's code. `out`: a file for the output."""
     os.setsid()
     file = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     for number, source in enumerate((os.open(os.devnull, os.O_RDONLY), file, file)):

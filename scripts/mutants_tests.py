@@ -1,4 +1,4 @@
-"""Tests that judge a change of a module: the first matching pattern counts, and the quickest tests come first."""
+"""Tests that judge a mutant, by the changed module: the first matching pattern counts, and the quickest tests come first."""
 
 from __future__ import annotations
 
@@ -226,7 +226,10 @@ TABLE: Mapping[str, str] = {
 
 
 def tests_of(path: str) -> list[str]:
-    """Return the tests of the module in `path`, relative to the checkout. Raises LookupError if the table has no tests for it."""
+    """Return the tests of the module in `path`, which is relative to the checkout.
+
+    Raises LookupError if the table has no tests for this module.
+    """
     name = path.removeprefix("psnode/")
     stem = name.rsplit("/", 1)[-1].removesuffix(".py")
     for pattern, tests in TABLE.items():
@@ -236,7 +239,10 @@ def tests_of(path: str) -> list[str]:
 
 
 def chosen(path: str) -> list[str]:
-    """Return pytest arguments that restrict the tests of all codecs (tests/codecs/test__*.py) to the codec in `path`, if any."""
+    """Return pytest arguments for a mutant in `path`.
+
+    If the mutant is in a codec, they restrict the tests of all codecs (tests/codecs/test__*.py) to this codec.
+    """
     folder, _, name = path.rpartition("/")
     stem = name.removesuffix(".py")
     return ["-k", f"not test__ or {stem}"] if folder == "psnode/codecs" and stem in _CODECS.split() else []

@@ -1,8 +1,8 @@
 """Measures of the prose in docstrings and comments: scripts/prose.py [--show PATTERN] [PACKAGE]...
 
-Every pattern is counted in 1 000 words of docstrings and comments, except that "question" is the number of docstrings whose first
-word is What, Who, Where, Whether, Which, How or When. The default is a row per package; --show prints the lines that match one
-pattern. tests/test_prose.py holds every package to GOAL.
+The script prints a row per package. For every pattern it has the number of matches per 1 000 words of docstrings and comments.
+The exception is "question": the number of docstrings whose first word is What, Who, Where, Whether, Which, How or When. --show
+prints the lines that match one pattern instead. tests/test_prose.py holds every package to GOAL.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def packages() -> dict[str, list[Path]]:
 
 
 def texts(path: Path) -> Iterator[tuple[int, str, bool]]:
-    """Yield line and text of every docstring (True) and comment (False) in `path`."""
+    """Yield line and text of every docstring and every comment in `path`, with True for a docstring and False for a comment."""
     source = path.read_text()
     yield from ((line, text, True) for line, text in docstrings(source))
     yield from ((line, text, False) for line, text in comments(source))

@@ -1,11 +1,12 @@
 """Table of the times for which a job pauses after a fault, in Markdown: scripts/reaction.py
 
-Four workers train LeNet on the embedded digits. One worker gets SIGSTOP, and another gets SIGKILL. With five emulated hosts
-(scripts/netlab.sh --hosts 5 --rate none -- python scripts/reaction.py) the link of one worker is cut too. The table has the time
-from the fault to the first step that finishes without that worker, according to the job's records. Then, under kofn with k = 3 of
-4, a worker is slowed to a tenth of its speed in every second of six turns, and the rates of finished steps are compared. The exit
-code is 1 if a bound is missed. The bounds are 2 s after SIGKILL, the deadline plus 1 s after SIGSTOP and after a cut, and 90 % of
-the rate.
+Four workers train LeNet on the embedded digits. One worker gets SIGSTOP, and another one gets SIGKILL. With five emulated hosts
+(scripts/netlab.sh --hosts 5 --rate none -- python scripts/reaction.py) the link of one worker is also cut. The table has the
+time from each fault to the first step that finishes without the disturbed worker, according to the job's records.
+
+Then, under kofn with k = 3 of 4, the script measures the rate of finished steps in six turns. In every second turn a worker is
+slowed to a tenth of its speed, and the rates with and without this are compared. The exit code is 1 if a bound is missed. The
+bounds are 2 s after SIGKILL, the deadline plus 1 s after SIGSTOP and after a cut, and 90 % of the undisturbed rate.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ FLAGS += ["--max-steps", "1000000"]
 
 
 def standstill(job: Job, fault: Callable[[], None]) -> float:
-    """Return the seconds from `fault` to the first recorded step with fewer gradients than the last step before it."""
+    """Cause a fault, and return the seconds until a step is recorded without the disturbed worker.
+
+    Such a step has fewer gradients than the last step before the fault.
+    """
     before = job.last()["contributing"]
     begin = time.monotonic()
     fault()
@@ -42,7 +46,7 @@ def standstill(job: Job, fault: Callable[[], None]) -> float:
 
 
 def whole_again(job: Job, workers: int) -> float:
-    """Return the seconds until a step contains `workers` gradients, at most 60."""
+    """Return the seconds until a step contains the gradients of all `workers` workers, or 60 if this takes longer."""
     begin = time.monotonic()
     while job.last()["contributing"] < workers and time.monotonic() < begin + 60:
         time.sleep(0.01)
@@ -50,7 +54,7 @@ def whole_again(job: Job, workers: int) -> float:
 
 
 def faults(folder: Path, deadline: float) -> bool:
-    """Try SIGSTOP, a cut link if there are emulated hosts, and SIGKILL. Return True if the bounds hold."""
+    """Measure the pauses after SIGSTOP, SIGKILL and, on emulated hosts, a cut link. Return True if they are within the bounds."""
     job = Job(folder / "faults", WORKERS, [*FLAGS, "--deadline", str(deadline)], ["--kill-after", "5"])
     job.wait_for(30)
     ranks, rows = job.ranks(), list[tuple[str, float, float, str]]()
@@ -77,7 +81,10 @@ def faults(folder: Path, deadline: float) -> bool:
 
 
 def slow_worker(folder: Path, seconds: float) -> bool:
-    """Run kofn with and without a slowed worker, in turns. Return True if at least 90 % of the rate is kept."""
+    """Measure the rate of steps under kofn with and without a slowed worker, in turns.
+
+    Return True if at least 90 % of the rate is kept.
+    """
     flags = [*FLAGS, "--consistency", "kofn", "--num-aggregate", str(WORKERS - 1)]
     job = Job(folder / "slow", WORKERS, flags, ["--kill-after", "5"])
     job.wait_for(30)

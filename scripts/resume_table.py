@@ -1,9 +1,9 @@
 """Comparison of killed and resumed runs with unbroken runs, as a Markdown table: scripts/resume_table.py [--seed S] [SCHEME ...]
 
-For every scheme two runs of two workers on the CPU are compared. One run is undisturbed. The other run is killed three times and
-resumed each time: its process gets SIGKILL at a random step, after one more step, and while it writes a checkpoint. Then it
-continues to its end. The hash of the final weights and the losses of all steps must be equal. The exit code is 1 if any scheme
-fails.
+For every scheme two runs of two workers on the CPU are compared. One run is undisturbed. The other run is killed three times,
+and resumed each time: its process gets SIGKILL at a random step, after one more step, and while it writes a checkpoint. Then
+this run continues to its end. Both runs must have the same hash of the final weights and the same losses in all steps. The exit
+code is 1 if a scheme fails this test.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def last_step(train_dir: Path) -> int:
 
 
 def kill_when(process: subprocess.Popen[str], ready: Callable[[], bool]) -> None:
-    """Send SIGKILL as soon as `ready` returns True, or after SECONDS, and wait for the process to end."""
+    """Wait until `ready` returns True, at most SECONDS. Then send SIGKILL, and wait for the process to end."""
     end = time.monotonic() + SECONDS
     while not ready() and process.poll() is None and time.monotonic() < end:
         time.sleep(0.0005)
@@ -68,7 +68,7 @@ def kill_when(process: subprocess.Popen[str], ready: Callable[[], bool]) -> None
 
 
 def kill_after(train_dir: Path, steps: int, *flags: str, scheme: str) -> int:
-    """Start or resume the run, kill it after it has recorded `steps` new steps, and return the last recorded step."""
+    """Start or resume the run, and kill it when it has recorded `steps` new steps. Return the last recorded step."""
     file = train_dir / "metrics.jsonl"
     before = file.stat().st_ino if file.exists() else 0  # a resumed run rewrites the records that it keeps
     latest = train_dir / "checkpoints" / "latest"
@@ -79,9 +79,9 @@ def kill_after(train_dir: Path, steps: int, *flags: str, scheme: str) -> int:
 
 
 def kill_inside_a_checkpoint(train_dir: Path, scheme: str) -> str:
-    """Resume the run and kill it during a checkpoint.
+    """Resume the run, and kill it while it writes a checkpoint.
 
-    Return the step of the checkpoint, or a dash if the checkpoint was missed.
+    Return the step of the checkpoint, or "-" if no checkpoint was being written.
     """
     before = (train_dir / "config.json").stat().st_ino
     process = start(train_dir, scheme, "--resume")
@@ -97,7 +97,7 @@ def kill_inside_a_checkpoint(train_dir: Path, scheme: str) -> str:
 
 
 def complete(train_dir: Path, scheme: str, *flags: str) -> None:
-    """Run `scheme` in this process to its end. Raises SystemExit with its output if it fails."""
+    """Run `scheme` in this process to its end. Raises SystemExit with the run's output if the run fails."""
     from psnode.cli import main as psnode
 
     with contextlib.redirect_stdout(io.StringIO()) as told, contextlib.redirect_stderr(told):
@@ -107,12 +107,12 @@ def complete(train_dir: Path, scheme: str, *flags: str) -> None:
 
 
 def outcome(train_dir: Path) -> tuple[str, list[float]]:
-    """Return the hash of the weights and the losses of all steps."""
+    """Return the hash of a run's final weights, and the losses of all its steps."""
     return json.loads((train_dir / "summary.json").read_bytes())["model_hash"], [record["loss"] for record in records(train_dir)]
 
 
 def row(scheme: str, folder: Path, rng: random.Random) -> tuple[str, bool]:
-    """Return a line of the table, and True if the runs end alike."""
+    """Return the line of the table for `scheme`, and True if both runs have the same weights and losses."""
     complete(folder / "whole", scheme)
     parts = folder / "parts"
     first = kill_after(parts, rng.randint(1, STEPS - 5), scheme=scheme)

@@ -19,7 +19,11 @@ TURN = 0.1  # seconds of one stop and the following run of a slowed process
 
 
 class Job:
-    """`psnode launch -n WORKERS LAUNCH... -- train FLAGS... --train-dir TRAIN_DIR`; the output goes to TRAIN_DIR's .log file."""
+    """A job under `psnode launch` in a separate process.
+
+    Its command is `psnode launch -n WORKERS LAUNCH... -- train FLAGS... --train-dir TRAIN_DIR`. The output goes to a .log file
+    next to TRAIN_DIR.
+    """
 
     def __init__(self, train_dir: Path, workers: int, flags: Sequence[str], launch: Sequence[str] = ()) -> None:
         self.train_dir = train_dir
@@ -32,7 +36,7 @@ class Job:
             )
 
     def ranks(self) -> dict[int, int]:
-        """Return the process ids of the ranks that run now, including those on emulated hosts."""
+        """Return the process id of each rank that runs now, including ranks on emulated hosts."""
         found: dict[int, int] = {}
         for entry in Path("/proc").iterdir():
             with suppress(OSError):
@@ -44,11 +48,11 @@ class Job:
 
     @property
     def running(self) -> bool:
-        """True if the launcher has not ended."""
+        """True as long as the launcher runs."""
         return self.process.poll() is None
 
     def last(self) -> dict[str, Any]:
-        """Return the newest step record; {"step": 0} before the first record."""
+        """Return the newest step record, or {"step": 0} if there is no record yet."""
         with suppress(OSError, IndexError), (self.train_dir / "metrics.jsonl").open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 8192))
             return dict(json.loads(file.read().rpartition(b"\n")[0].splitlines()[-1]))
@@ -60,14 +64,14 @@ class Job:
         return int(self.last()["step"])
 
     def wait_for(self, step: int) -> None:
-        """Block until `step` steps are finished. Raises SystemExit with the log if the job ends before."""
+        """Block until `step` steps are finished. Raises SystemExit with the log if the job ends earlier."""
         while self.step < step:
             if not self.running:
                 raise SystemExit(self.log.read_text())
             time.sleep(0.02)
 
     def rate(self, seconds: float) -> float:
-        """Return the finished steps per second, measured over `seconds`."""
+        """Return the number of finished steps per second, measured over `seconds`."""
         before, begin = self.step, time.monotonic()
         time.sleep(seconds)
         return (self.step - before) / (time.monotonic() - begin)
@@ -84,14 +88,14 @@ class Job:
 
 
 def send(pid: int, number: int) -> None:
-    """Send a signal to a process that may have ended."""
+    """Send signal `number` to process `pid`. Do nothing if the process has ended."""
     with suppress(ProcessLookupError):
         os.kill(pid, number)
 
 
 @contextmanager
 def slowed(pid: int, factor: float) -> Iterator[None]:
-    """Let `pid` run for only 1 / `factor` of the time inside the context, by stopping it for the rest of every TURN."""
+    """Let process `pid` run for only 1 / `factor` of the time inside the context, by stopping it for the rest of every TURN."""
     end = threading.Event()
 
     def turns() -> None:
@@ -111,7 +115,10 @@ def slowed(pid: int, factor: float) -> Iterator[None]:
 
 
 def host_port(rank: int) -> str | None:
-    """Return the switch port of `rank`'s emulated host, if this runs under scripts/netlab.sh with one rank per host."""
+    """Return the name of the switch port to which the emulated host of `rank` is connected; None without emulated hosts.
+
+    This script must run under scripts/netlab.sh with one rank per host.
+    """
     port = f"port{rank + 1}"
     return port if Path(f"/sys/class/net/{port}").exists() or _link(port, "show") else None
 

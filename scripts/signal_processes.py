@@ -1,4 +1,4 @@
-"""Processes and files of the jobs of scripts/signals.py: processes with a mark in their environment, and remaining files."""
+"""Processes and files of the jobs of scripts/signals.py. The processes of a job are found by a mark in their environment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ALONE = re.compile(r"sm_segment\..*0000\.0$")  # of a program without mpirun; n
 
 
 def marked(mark: str) -> dict[int, dict[str, str]]:
-    """Return the environments of the processes with this mark, by process id."""
+    """Return the environments of all processes whose environment contains `mark`, by process id."""
     found = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -30,27 +30,31 @@ def marked(mark: str) -> dict[int, dict[str, str]]:
 
 
 def parent(pid: int) -> int:
-    """Return the parent's process id; 0 if process `pid` is gone."""
+    """Return the id of the parent of process `pid`; 0 if the process is gone."""
     with contextlib.suppress(OSError):
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     return 0
 
 
 def ranks(mark: str) -> dict[int, int]:
-    """Return the process id of each rank, without processes that ranks have started."""
+    """Return the process id of each rank of the job with this mark. Processes that ranks have started do not count."""
     words = {pid: env["OMPI_COMM_WORLD_RANK"] for pid, env in marked(mark).items() if "OMPI_COMM_WORLD_RANK" in env}
     return {int(rank): pid for pid, rank in words.items() if parent(pid) not in words}
 
 
 def imports(pid: int) -> bool:
-    """Return True if the process has loaded torch, so that Python's own start is over."""
+    """Return True if process `pid` has loaded torch, which shows that the start of Python is over."""
     with contextlib.suppress(OSError):
         return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
     return False
 
 
 def left(mark: str, temporary: Path, shm: set[str]) -> tuple[list[str], list[str]]:
-    """Return the remaining processes and files. Files in /dev/shm that a process has mapped belong to other jobs."""
+    """Return the processes and files that an ended job has left.
+
+    Before, wait up to LEAVE_SECONDS until there are none. `shm`: names in /dev/shm before the job; files that a process has
+    mapped belong to other jobs.
+    """
 
     def look() -> tuple[list[str], list[str]]:
         processes = [_command(pid) for pid in marked(mark)]
@@ -94,7 +98,7 @@ def shm_files() -> set[str]:
 
 
 def _mapped() -> set[str]:
-    """Return the names in /dev/shm that any process has mapped."""
+    """Return the names in /dev/shm that a process has mapped."""
     found = set[str]()
     for entry in Path("/proc").glob("[0-9]*/maps"):
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Schedules of signals for scripts/signals.py: their choice by a seed, and the outcomes that the documentation allows."""
+"""Schedules of signals for scripts/signals.py, drawn by a seed, and the outcomes that the documentation allows for them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DONE, LOST, ASKED, INTERRUPTED, KILLED = 0, 3, 75, 130, -9  # KILLED: code of a 
 
 @dataclass(frozen=True)
 class Act:
-    """A signal to the launcher, rank 0 or a worker, which is sent as soon as `step` is recorded."""
+    """A signal to the launcher, rank 0 or a worker. It is sent as soon as `step` is recorded."""
 
     step: int
     signal: str
@@ -35,7 +35,10 @@ class Act:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A configuration and its signals. `min_workers`: 2, or 1, with which a job survives the loss of a worker."""
+    """A configuration of a job, and the signals that it gets.
+
+    `min_workers`: 2, or 1 for a job that survives the loss of a worker.
+    """
 
     number: int
     program: str
@@ -47,7 +50,7 @@ class Schedule:
 
     @property
     def kills_workers(self) -> bool:
-        """True if a worker is lost, together with its residual."""
+        """True if a signal kills a worker, whose residual is then lost."""
         return any(act.signal == "KILL" and act.target.startswith("worker") for act in self.acts)
 
     def __str__(self) -> str:
@@ -58,7 +61,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Part:
-    """One start of the job: the signals sent, the exit code, and the steps in the summary (None: no summary)."""
+    """One start of the job: the signals sent to it, its exit code, and the number of steps in its summary (None: no summary)."""
 
     acts: tuple[Act, ...]
     code: int
@@ -67,9 +70,9 @@ class Part:
 
 @dataclass(frozen=True)
 class Outcome:
-    """All facts by which a schedule is judged.
+    """All facts by which the run of a schedule is judged.
 
-    `told`: the events of the run. `hung`: the number of parts that had to be killed.
+    `told`: names of the events of the run. `hung`: the number of parts that had to be killed.
     """
 
     parts: tuple[Part, ...]
@@ -86,12 +89,12 @@ class Outcome:
 
     @property
     def equal(self) -> bool:
-        """True if the weights equal those of the undisturbed run."""
+        """True if the final weights equal those of the undisturbed run."""
         return self.model_hash == self.reference
 
 
 def pick(seed: int, number: int) -> Schedule:
-    """Return schedule `number` of `seed`. It does not depend on the other schedules."""
+    """Return schedule `number` of `seed`. It does not depend on the other schedules of this seed."""
     rng = random.Random(f"{seed}/{number}")
     program, scheme = rng.choice(PROGRAMS), rng.choice(SCHEMES)
     data_workers, evaluator = rng.choice((0, 0, 1)), rng.random() < 0.5 and program != "session"
@@ -104,7 +107,10 @@ def pick(seed: int, number: int) -> Schedule:
 
 
 def _act(rng: random.Random, program: str, step: int) -> Act:
-    """Return a stop, a pause or a kill. A --local job has one process, the launcher."""
+    """Return a random act: a signal that stops the job, a pause, or a kill.
+
+    Under --local the target is always the launcher, since the job has no other process.
+    """
     kind = rng.choice((*STOPS, PAUSE, "KILL", "KILL", "KILL"))
     targets = ["launcher", "rank 0", "worker 1", "worker 2"]
     if program == "local":
@@ -115,7 +121,7 @@ def _act(rng: random.Random, program: str, step: int) -> Act:
 
 
 def allowed(acts: Sequence[Act], min_workers: int) -> set[int]:
-    """Return the exit codes that a part with these signals may have before its last step is taken."""
+    """Return the exit codes that a part may have if it gets the signals `acts` and ends before the last step."""
     codes = set[int]()
     lost = 0
     for act in acts:
@@ -135,7 +141,7 @@ def allowed(acts: Sequence[Act], min_workers: int) -> set[int]:
 
 
 def judge(schedule: Schedule, outcome: Outcome) -> list[str]:
-    """Return the faults: everything that the documentation does not allow."""
+    """Return the faults of an outcome: all facts that the documentation does not allow."""
     found = [*_codes(schedule, outcome.parts)]
     if outcome.hung:
         found.append(f"{outcome.hung} hangs")
@@ -169,7 +175,7 @@ def _evaluations(outcome: Outcome) -> list[str]:
 
 
 def row(schedule: Schedule, outcome: Outcome) -> str:
-    """Return a line of the table."""
+    """Return the line of the table for a schedule and its outcome."""
     told = ", ".join(sorted(set(outcome.told))) or "-"
     bits = "equal" if outcome.equal else f"another, told ({told})" if schedule.kills_workers and outcome.told else "ANOTHER"
     codes = ", ".join(str(part.code) for part in outcome.parts)
@@ -197,6 +203,9 @@ def totals(judged: Sequence[tuple[Schedule, Outcome]]) -> dict[str, int]:
 
 
 def without(schedule: Schedule) -> Schedule:
-    """Return the undisturbed schedule that must have the same final model. The transport of messages is irrelevant."""
+    """Return the undisturbed schedule whose final model must equal that of `schedule`.
+
+    The transport of messages may differ between the two, since it does not affect the model.
+    """
     program = "session" if schedule.program == "session" else "local"
     return replace(schedule, number=0, program=program, acts=(), data_workers=0, evaluator=False, min_workers=2)

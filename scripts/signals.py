@@ -1,14 +1,14 @@
 """Random signals against jobs that are resumed to their end: scripts/signals.py [--schedules N] [--seed S] [--output FILE]
 
 A schedule is a job of two workers and 60 steps with one to four signals. The job is LeNet on synthetic images under `psnode
-launch` or `psnode train --local`, or a program with a session under `psnode launch`. It may have data processes and a concurrent
-`psnode evaluate`. A signal is sent to the launcher, rank 0 or a worker when metrics.jsonl has a certain step. It is TERM, INT,
-HUP, USR1, KILL, or STOP with CONT after 3 seconds. After each end the job is resumed. Faults are undocumented exit codes, hangs,
-a model that differs from the undisturbed run's although no worker was lost, remaining processes (by a mark in their environment),
-and remaining files in the schedule's own TMPDIR and in /dev/shm. The empty folder torchinductor_USER, which torch makes when
-imported as a whole, is no fault. Prints a line per schedule. With --output each outcome is stored in FILE, and schedules in FILE
-are not run again. The exit code is 0 if no schedule has a fault. --only NUMBER runs one schedule. --keep FOLDER keeps the
-directories of schedules that have a fault.
+launch` or `psnode train --local`, or a program with a session under `psnode launch`. It may have data processes and a
+concurrent `psnode evaluate`. A signal is sent to the launcher, rank 0 or a worker when metrics.jsonl has a certain step. It is
+TERM, INT, HUP, USR1, KILL, or STOP with CONT after 3 seconds. After each end the job is resumed. These are faults: undocumented
+exit codes; hangs; a model that differs from the undisturbed run's although no worker was lost; processes that remain (found by
+a mark in their environment); and files that remain in the schedule's own TMPDIR or in /dev/shm. The empty folder
+torchinductor_USER, which torch makes when it is imported as a whole, is not a fault. The script prints a line per schedule.
+With --output it stores each outcome in FILE, and does not run schedules again that are in FILE. The exit code is 0 if no
+schedule has a fault. --only NUMBER runs one schedule. --keep FOLDER keeps the directories of schedules that have a fault.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ class Place:
 
     @property
     def temporary(self) -> Path:
-        """TMPDIR of all processes of the schedule."""
+        """The folder TMPDIR of all processes of the schedule."""
         return self.folder / "t"
 
     def environment(self, resume: bool) -> dict[str, str]:
-        """Return the environment of all processes of the schedule."""
+        """Return the environment of all processes of the schedule. `resume`: True to let the job resume its run."""
         own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TMPDIR": str(self.temporary), MARK: self.mark}
         return {**os.environ, **own, **({"PSNODE_RESUME": "true"} if resume else {})}
 
     def records(self) -> list[dict[str, Any]]:
-        """Return the complete step records."""
+        """Return the step records of the run that are complete lines."""
         return _json_lines(self.run / "metrics.jsonl")
 
 
@@ -91,7 +91,7 @@ def command(schedule: Schedule, place: Place) -> list[str]:
 
 
 class Started:
-    """One start of the job, with the signals sent to it in `acts`."""
+    """One start of the job. `acts`: the signals that were sent to it."""
 
     def __init__(self, schedule: Schedule, place: Place, number: int) -> None:
         self._schedule, self._place = schedule, place
@@ -116,7 +116,7 @@ class Started:
         return self.process.poll() is None and time.monotonic() < self._end
 
     def reached(self, act: Act) -> bool:
-        """Return True if this start has recorded the act's step or, for an early act, if the ranks have begun."""
+        """Return True if it is time for `act`: its step is recorded in this start or, for an early act, the ranks have begun."""
         if act.step == EARLY:
             return bool(ranks(self._place.mark)) if self._schedule.program != "local" else imports(self.process.pid)
         if _inode(self._records) in (0, self._before):
@@ -124,7 +124,7 @@ class Started:
         return (self._place.records() or [{"step": 0}])[-1]["step"] >= act.step
 
     def do(self, act: Act) -> bool:
-        """Wait for the act's step, and send its signal. Return False if the job ended before."""
+        """Wait for the step of `act`, and send its signal. Return False if the job ended earlier."""
         while self.running and not self.reached(act):
             time.sleep(0.01)
         pid = self._pid(act)
@@ -145,7 +145,10 @@ class Started:
         return ranks(self._place.mark).get(int(act.target.split()[-1]), 0)
 
     def finish(self) -> tuple[Part, bool]:
-        """Wait until the launcher and its children have ended. Return the part, and True if processes had to be killed."""
+        """Wait until the launcher and its children have ended, and kill them after the time limit.
+
+        Return the part, and True if processes had to be killed.
+        """
         while self.running or (self._processes() and time.monotonic() < self._end):
             time.sleep(0.2)
         hung = bool(left := self._processes())
@@ -160,14 +163,14 @@ class Started:
 
 
 class Evaluator:
-    """`psnode evaluate`, which runs from the first start of the job to its end, if the schedule has an evaluator."""
+    """`psnode evaluate`, which runs beside the job from its first start to its end, if the schedule asks for it."""
 
     def __init__(self, schedule: Schedule, place: Place) -> None:
         self._wanted, self._place = schedule.evaluator, place
         self._process: subprocess.Popen[bytes] | None = None
 
     def begin(self) -> None:
-        """Start the evaluator once config.json exists, unless it was started before."""
+        """Start the evaluator as soon as config.json exists. Do nothing if it was started before."""
         if self._wanted and self._process is None and (self._place.run / "config.json").exists():
             line = [sys.executable, "-m", "psnode", "evaluate", "--train-dir", str(self._place.run), "--interval", "0.2"]
             with (self._place.folder / "evaluator.log").open("wb") as log:
@@ -175,7 +178,7 @@ class Evaluator:
                 self._process = subprocess.Popen(line, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
 
     def end(self) -> tuple[int | None, tuple[int, ...] | None, bool]:
-        """Wait for the evaluator's end. Return its exit code, the evaluated steps, and True if it hung."""
+        """Wait for the evaluator to end. Return its exit code, the evaluated steps, and True if it had to be killed."""
         if not self._wanted:
             return None, None, False
         self.begin()
@@ -191,7 +194,7 @@ class Evaluator:
 
 
 def run(schedule: Schedule, folder: Path, reference: str) -> Outcome:
-    """Start, disturb and resume the job until its end, and return the outcome."""
+    """Run a schedule: start, disturb and resume the job until it is complete. Return the outcome."""
     place, begin = Place(folder, f"{os.getpid()}-{schedule.number}-{time.time_ns()}"), time.monotonic()
     place.temporary.mkdir(parents=True)
     shm = shm_files()
@@ -219,7 +222,10 @@ def run(schedule: Schedule, folder: Path, reference: str) -> Outcome:
 
 
 def _parts(schedule: Schedule, place: Place, evaluator: Evaluator) -> tuple[list[Part], int]:
-    """Return all starts of the job and the number of hangs. Each start ends by a signal, the last one after the last step."""
+    """Start the job again and again until it is complete. Return all starts, and the number of hangs.
+
+    Each start but the last is ended by a signal.
+    """
     acts, parts, hangs = list(schedule.acts), list[Part](), 0
     while len(parts) < len(schedule.acts) + 2:
         job = Started(schedule, place, len(parts) + 1)
@@ -250,13 +256,16 @@ def _json_lines(file: Path) -> list[dict[str, Any]]:
 
 
 class References:
-    """Hashes of undisturbed runs. Each of these runs is made once, and hashes in earlier outcomes are reused."""
+    """Hashes of the final models of undisturbed runs.
+
+    Each of these runs is made only once, and hashes in earlier outcomes are reused.
+    """
 
     def __init__(self, judged: Sequence[tuple[Schedule, Outcome]]) -> None:
         self._known = {without(schedule): outcome.reference for schedule, outcome in judged}
 
     def of(self, schedule: Schedule) -> str:
-        """Return the hash of the model with which `schedule` must end."""
+        """Return the hash of the model with which `schedule` must end. This may run the undisturbed schedule."""
         plain = without(schedule)
         if plain not in self._known:
             with tempfile.TemporaryDirectory(prefix="signals-") as folder:
@@ -268,7 +277,7 @@ class References:
 
 
 def known(output: Path | None, seed: int) -> list[tuple[Schedule, Outcome]]:
-    """Return the outcomes of this seed in the file `output`."""
+    """Return the schedules of this seed in the file `output`, with their outcomes."""
     lines = _json_lines(output) if output else []
     return [(pick(seed, line["number"]), restored(line["outcome"])) for line in lines if line["seed"] == seed]
 
@@ -281,7 +290,10 @@ def restored(outcome: dict[str, Any]) -> Outcome:
 
 
 def disturbed(number: int, seed: int, references: References, keep: str | None) -> tuple[Schedule, Outcome]:
-    """Run one schedule, and delete its directory unless it has faults and `keep` is given."""
+    """Run schedule `number`, and return it with its outcome.
+
+    Its directory is deleted, unless the outcome has faults and `keep` is given.
+    """
     schedule = pick(seed, number)
     reference = references.of(schedule)
     with contextlib.ExitStack() as stack:
@@ -294,7 +306,7 @@ def disturbed(number: int, seed: int, references: References, keep: str | None) 
 
 
 def main() -> int:
-    """Run the schedules, print the table, and return the exit code."""
+    """Run all schedules, print the table, and return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--schedules", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)

@@ -1,7 +1,8 @@
-"""Hooks of mkdocs.yml: pages from files outside docs, links to such files, and tables generated from the code.
+"""Hooks of mkdocs.yml. They add pages for files outside docs, adapt links, and insert tables generated from the code.
 
-README.md becomes the first page. CONTRIBUTING.md, CHANGELOG.md, SECURITY.md, and every file or folder to which a page links, get
-their own pages, and links lead to these pages. A line `<!-- made: NAME -->` in a page is replaced by the result of `MADE[NAME]`.
+README.md becomes the first page. CONTRIBUTING.md, CHANGELOG.md, SECURITY.md, and every file or folder to which a page links,
+get pages of their own, and links lead to these pages. A line `<!-- made: NAME -->` in a page is replaced by the result of
+`MADE[NAME]`.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def targets(path: str) -> Iterator[str]:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that docs does not have (a hook of mkdocs)."""
+    """Add the pages that are missing in docs to `files`, and return `files` (a hook of mkdocs)."""
     for path, shown in PLACES.items():
         files.append(File.generated(config, shown, content=(ROOT / path).read_text()))
     written = [*PLACES, *(f"docs/{each.src_uri}" for each in files.documentation_pages() if each.abs_src_path)]
@@ -69,7 +70,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def _shown(path: str) -> str:
-    """Return a page with the text of a file, or with a list of a folder's files."""
+    """Return the page for `path`: the text of a file, or a list of the files in a folder."""
     here = ROOT / path
     if not here.is_dir():
         return f"{UNSEARCHED}# {path}\n\n````{LEXERS.get(here.suffix, 'text')}\n{here.read_text().rstrip()}\n````\n"
@@ -90,7 +91,7 @@ def _summary(file: Path) -> str:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Return the page with links that lead into the site, and with its generated parts inserted (a hook of mkdocs)."""
+    """Return the text of a page, with links that lead into the site and with its generated parts inserted (a hook of mkdocs)."""
     if page.file.src_uri.startswith("source/") and not page.file.src_uri.endswith("index.md"):
         return markdown
     path, here = repository_path(page.file.src_uri), posixpath.dirname(page.file.src_uri)
@@ -108,7 +109,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def settings_tables() -> str:
-    """Return tables of every setting of `psnode train`, in the parts of its help."""
+    """Return tables of all settings of `psnode train`, one for each part of its help."""
     from psnode.cli.commands import PARTS
     from psnode.config import settings
 

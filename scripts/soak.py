@@ -1,12 +1,12 @@
 """Random faults against a running job: scripts/soak.py [--events N] [--steps N] [--seed S] [--data-dir MNIST] [--undisturbed]
 
-Four workers train LeNet under `psnode launch --restarts`. At N random steps a worker gets SIGKILL, is stopped for 2 to 12
-seconds, or is slowed to a tenth of its speed for 5 s; or the master gets SIGKILL, and the job restarts from the last checkpoint.
-With five emulated hosts (scripts/netlab.sh --hosts 5 --rate none -- python scripts/soak.py) a worker's link is cut for 2 to 12
-seconds instead of slowing the worker. At least two workers are undisturbed at any time. In the end the job must exit with 0 by
-itself, and psnode.records.history.violations must find nothing. The exit code is 0 if this holds. The script prints Markdown: the
-faults that it made, the events that the job recorded, and the accuracy of the last checkpoint. --undisturbed: the same job
-without faults.
+Four workers train LeNet under `psnode launch --restarts`. N faults happen at random steps. Either a worker gets SIGKILL, is
+stopped for 2 to 12 seconds, or is slowed to a tenth of its speed for 5 s; or the master gets SIGKILL, and the job restarts from
+the last checkpoint. With five emulated hosts (scripts/netlab.sh --hosts 5 --rate none -- python scripts/soak.py) a worker is
+not slowed; instead its link is cut for 2 to 12 seconds. At least two workers are undisturbed at any time. In the end the job
+must exit with 0 by itself, and psnode.records.history.violations must find nothing. The exit code of the script is 0 if both is
+true. The script prints Markdown: the faults that it made, the events that the job recorded, and the accuracy of the last
+checkpoint. --undisturbed: run the same job without faults.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LAUNCH = ["--restarts", "50", "--kill-after", "5"]
 
 
 class Disturber:
-    """Maker of faults in a job, with a log of them."""
+    """Source of random faults in a job. `log`: the time, the step and the text of each fault."""
 
     def __init__(self, job: Job, rng: random.Random) -> None:
         self._job, self._rng = job, rng
@@ -87,7 +87,7 @@ class Disturber:
 
 
 def disturbed(job: Job, rng: random.Random, events: int, steps: int) -> Disturber:
-    """Make the faults at random steps, and wait for the job's end."""
+    """Make `events` faults at random steps, and wait for the job's end. Return the source of the faults."""
     job.wait_for(10)
     disturber = Disturber(job, rng)
     for step in sorted(rng.uniform(0.01, 0.92) * steps for _ in range(events)):
@@ -98,7 +98,7 @@ def disturbed(job: Job, rng: random.Random, events: int, steps: int) -> Disturbe
 
 
 def report(job: Job, disturber: Disturber) -> bool:
-    """Print the results, and return True if all is well."""
+    """Print the results. Return True if the job ended with 0 and its history shows no violations."""
     from psnode.records.history import violations
 
     found = violations(job.train_dir)

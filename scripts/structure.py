@@ -1,10 +1,12 @@
-"""Measures of the layout: scripts/structure.py [CHECKOUT] prints lines by package, entries per folder, longest parameter lists,
-modules with LLVM instructions, and names that occur twice. tests/test_house.py holds them to limits. scripts/structure.py --page
-writes the lines by package to docs/decisions/layout.md.
+"""Measures of the layout of the code: scripts/structure.py [CHECKOUT]
 
-Lines: all lines of the modules of a package, and of the tests in the folder with its name. Entries: modules and packages, without
-__init__.py. Parameters: without self and cls. LLVM: modules that make their own instructions for Numba. Names: of classes, and
-of files, in different modules.
+The script prints lines by package, entries per folder, the longest parameter lists, modules with LLVM instructions, and names
+that occur twice. tests/test_house.py holds these measures to limits. scripts/structure.py --page writes the lines by package to
+docs/decisions/layout.md.
+
+Lines: all lines of a package's modules, and of the tests in the folder of the same name. Entries: modules and packages, without
+__init__.py. Parameters: without self and cls. LLVM: modules that make their own instructions for Numba. Names: of classes and
+of files, if they occur in different modules.
 """
 
 from __future__ import annotations
@@ -24,7 +26,10 @@ _LONGEST = 5
 
 
 def lines_by_folder(folder: Path) -> Counter[str]:
-    """Return the lines of the Python files by folder in `folder`. Files directly in `folder` count under one name."""
+    """Return the number of lines of the Python files in each folder directly in `folder`.
+
+    Files directly in `folder` count together, under one name.
+    """
     counts: Counter[str] = Counter()
     for path in folder.rglob("*.py"):
         inside = path.relative_to(folder).parts
@@ -33,7 +38,7 @@ def lines_by_folder(folder: Path) -> Counter[str]:
 
 
 def entries(folder: Path) -> list[str]:
-    """Return the names of modules and packages directly in `folder`, without __init__ and a program's entry point __main__."""
+    """Return the names of the modules and packages directly in `folder`, except __init__ and a program's entry point __main__."""
     found = [path for path in folder.iterdir() if path.suffix == ".py" or any(path.rglob("*.py"))]
     return sorted(path.stem for path in found if path.name not in ("__init__.py", "__main__.py"))
 
@@ -66,17 +71,17 @@ def classes(source: str) -> list[str]:
 
 
 def twice(names: Iterable[str]) -> list[str]:
-    """Return the names that occur more than once, sorted."""
+    """Return the names that occur more than once in `names`, sorted."""
     return sorted(name for name, count in Counter(names).items() if count > 1)
 
 
 def sources_of(root: Path) -> dict[Path, str]:
-    """Return the sources of the product's modules in a checkout, by path relative to it."""
+    """Return the sources of the product's modules in the checkout `root`, by path relative to `root`."""
     return {path.relative_to(root): path.read_text() for folder in PRODUCT for path in sorted((root / folder).rglob("*.py"))}
 
 
 def makes_instructions(source: str) -> bool:
-    """Return True if `source` imports llvmlite, or Numba's decorator for instructions."""
+    """Return True if `source` imports llvmlite, or `intrinsic`, Numba's decorator for instructions."""
     for node in ast.walk(ast.parse(source)):
         names = [alias.name for alias in node.names] if isinstance(node, (ast.Import, ast.ImportFrom)) else []
         module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
@@ -86,7 +91,7 @@ def makes_instructions(source: str) -> bool:
 
 
 def table(root: Path) -> str:
-    """Return the hundreds of lines by package as a table in Markdown."""
+    """Return a table in Markdown of the lines by package, in hundreds."""
     product, tests = product_and_tests(root)
     lines = ["| package | product | tests |", "|---|---:|---:|"]
     for name in sorted(product | tests):
@@ -95,7 +100,7 @@ def table(root: Path) -> str:
 
 
 def product_and_tests(root: Path) -> tuple[Counter[str], Counter[str]]:
-    """Return the lines of a checkout by package: of the product, including tools and studies, and of the tests."""
+    """Return the numbers of lines by package in the checkout `root`: of the product, with tools and studies, and of the tests."""
     product, tests = lines_by_folder(root / "psnode"), lines_by_folder(root / "tests")
     product["ec2"] = sum(lines_by_folder(root / "tools").values())
     product["studies"] = sum(lines_by_folder(root / "studies").values())
@@ -103,7 +108,7 @@ def product_and_tests(root: Path) -> tuple[Counter[str], Counter[str]]:
 
 
 def write_page() -> None:
-    """Write the table into PAGE."""
+    """Write the table of lines into PAGE."""
     before, _, rest = PAGE.read_text().partition(START)
     PAGE.write_text(f"{before}{START}\n\n{table(ROOT)}\n\n{END}{rest.partition(END)[2]}")
 

@@ -1,9 +1,9 @@
 """`python -m studies.norm_cost`: the time that computing a push's norm adds to an addition, and to the work of a lane.
 
 An addition with the norm is measure and add; without the norm it is decode_add. The segment has 11.2 million values
-(ResNet-18). The actions take turns within one process, and times are medians of 15. The work of a lane is modelled as four
-additions, plain SGD, and coding the change with topk:ratio=0.005+fp16. For the spec identity the change is copied instead of
-coded. The study also states the processor time of a round's verdicts.
+(ResNet-18). The actions take turns within one process, and times are medians of 15. A lane is a thread of the master that works
+on groups. Its work is modelled as four additions, plain SGD, and coding the change with topk:ratio=0.005+fp16. For the spec
+identity the change is copied instead of coded. The study also states the processor time of a round's verdicts.
 """
 
 from __future__ import annotations
