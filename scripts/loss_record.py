@@ -144,9 +144,10 @@ class Recorder:
         store([*load(), {"cell": self.cell.name, "run": run, "seed": seed, **kept, **coded, **where}])
 
     def best(self, run: str) -> str:
-        """Return the rate that has the least loss with the first seed.
+        """Return the learning rate with the least loss for the first seed.
 
-        Rates are added until the best is neither lowest nor highest.
+        For a run that tries no rates of its own, this is dense's rate. Rates are added until the best one is neither the lowest
+        nor the highest.
         """
         rates = _ADAM_RATES if self.cell.adam else _PLAIN_RATES if run in PLAIN else _SGD_RATES
         if run != "dense" and (self.cell.adam or run not in PLAIN):

@@ -2,8 +2,9 @@
 
 The server reads requests (->) from standard input, and writes answers (<-) to standard output. Each is a line of JSON.
 
--> {"arguments": ["-x", "tests/test_x.py"], "out": "a file for its output"} <- the id of the process that runs pytest, the
-leader of a process group <- the exit code of that process; 1 if it was killed
+-> {"arguments": ["-x", "tests/test_x.py"], "out": "a file for its output"}
+<- the id of the process that runs pytest, the leader of a process group
+<- the exit code of that process; 1 if it was killed
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class Options:
 def measure(options: Options) -> Found:
     """Return a row for each kind of tensor of a model.
 
-    Fact: `seconds`, the least time to code a gradient, by model and method.
+    For all rows together: `seconds`, the least time to code a gradient, by model and method.
     """
     rows, seconds = [], {}
     for name in options.model:

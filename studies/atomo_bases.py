@@ -153,7 +153,10 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """Return a row per gradient and rank. Facts: `blocks`, a row per gradient, and `speeds`, a row of GB/s per codec."""
+    """Return a row per gradient and rank.
+
+    For all rows together: `blocks`, a row per gradient, and `speeds`, a row of GB/s per codec.
+    """
     gradients = {file.stem: matrices(file) for file in options.gradient}
     rows = [row for name, tensors in gradients.items() for row in _rows(name, tensors)]
     blocks = [_blocks(name, tensors) for name, tensors in gradients.items()]

@@ -44,7 +44,7 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """Return a row per model. Facts: the name of the device, `card`, and torch's version.
+    """Return a row per model. For all rows together: the name of the device, `card`, and torch's version.
 
     Raises ConfigurationError for an unknown CUDA device, or if its linear algebra differs from the host's.
     """

@@ -36,10 +36,11 @@ _COMMON = "--batch-size 1 --optimizer adamw --lr 1e-4 --keep-last 1 --no-tensorb
 
 
 class Figures(NamedTuple):
-    """Figures of a checkpoint: seconds of hold-up, seconds from the backward pass of its step until its publication, and bytes.
+    """Figures of a checkpoint.
 
-    `slowdown`: mean excess, relative to a usual step, of the later steps during which the checkpoint is written; None if there
-    is no such step.
+    `holdup`: seconds by which two steps are longer than usual. `published`: seconds from the backward pass of the checkpoint's
+    step until its publication. `slowdown`: mean excess, relative to a usual step, of the later steps during which the
+    checkpoint is written; None if there is no such step.
     """
 
     step: int
@@ -62,7 +63,7 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """Return a row per checkpoint (`Figures`). Facts: `step`, the seconds of a usual step, and `peak_bytes`.
+    """Return a row per checkpoint (`Figures`). For all rows together: `step`, the seconds of a usual step, and `peak_bytes`.
 
     Raises ConfigurationError for options that do not fit, and TransportError if the job fails.
     """
@@ -138,7 +139,8 @@ def _train(arguments: Sequence[str], workers: int, checkout: Path | None, run_di
 def _published(run_directory: Path, known: Mapping[int, object]) -> dict[int, tuple[float, int]]:
     """Return the checkpoints that are not in `known`: by step, the time of publication and the bytes.
 
-    Call this often, because later checkpoints remove earlier ones, and verdicts replace manifests.
+    The time is that of the manifest. Call this often, because later checkpoints remove earlier ones, and because a verdict on a
+    checkpoint replaces its manifest.
     """
     found = {}
     for path in complete(run_directory) if (run_directory / CHECKPOINTS).is_dir() else ():

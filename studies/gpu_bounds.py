@@ -2,10 +2,11 @@
 
 NVRTC compiles the kernels without a device. The number of registers determines how many warps a multiprocessor can hold. The
 number of instructions determines the time to issue them: one warp codes a row of 512 values, and each of the four schedulers of
-a multiprocessor issues one instruction of a warp per clock. Effects that only a device shows, such as waits for memory and
-slower units, are left out. But the second share assumes that all instructions are for integers, which take two clocks each. So
-the shares are upper bounds, not measurements. The instructions counted are those on the straight path through the kernel for a
-row of N(0,1). If five rows share bytes, the work for these bytes is counted in full for each of the five rows.
+a multiprocessor issues one instruction of a warp per clock. The first share assumes that nothing else takes time. The second
+share assumes that all instructions are for integers, which take two clocks each. Other effects that only a device shows, such
+as waits for memory, are left out. So both shares are upper bounds, not measurements. The instructions counted are those on the
+straight path through the kernel for a row of N(0,1). If five rows share bytes, the work for these bytes is counted in full for
+each of the five rows.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ def resident_warps(registers: int) -> int:
 
 
 def share_of_copy(device: Device, moved: float, parts: Sequence[tuple[float, float]], rate: float) -> float:
-    """Return the largest share of a copy's bytes per second that an action can reach which moves `moved` bytes per value.
+    """Return the largest possible speed of an action that moves `moved` bytes per value, as a share of a copy's bytes per second.
 
     `parts`: for each kernel, bytes per value and instructions per row; the kernels run one after another. `rate`: warp
     instructions per clock and multiprocessor. A kernel takes the time for its memory or the time for its instructions,

@@ -179,7 +179,7 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """Return a row for each number of ranks and codec: `errors` by case. Fact: `worst`, the largest error."""
+    """Return a row for each number of ranks and codec: `errors` by case. For all rows together: `worst`, the largest error."""
     rows: list[dict[str, Any]] = [
         {"ranks": f"{ranks} ranks", "codec_id": codec, "errors": dict(zip(options.case, row, strict=True))}
         for ranks in options.ranks

@@ -101,7 +101,7 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """Return a row per codec. Fact: `verdicts`, the microseconds of a round's verdicts per group, by cap."""
+    """Return a row per codec. For all rows together: `verdicts`, the microseconds of a round's verdicts per group, by cap."""
     verdicts = {f"{cap:g}": judging(cap) for cap in (AUTO, 10.0)}
     return Found([cost(spec, options.size) for spec in codecs(options.codec)], {"verdicts": verdicts})
 

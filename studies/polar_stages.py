@@ -112,7 +112,7 @@ class Options:
 def measure(options: Options) -> Found:
     """Return a row for each stage and a row for each of encode and decode, in nanoseconds per row of values.
 
-    Facts: `gbps` of encode and decode, and the squared `error`.
+    For all rows together: `gbps` of encode and decode, and the squared `error`.
     """
     if options.rate not in designs.RATES:
         raise ConfigurationError(

@@ -120,8 +120,8 @@ class Options:
 def measure(options: Options) -> Found:
     """Return rows with a name and `values`, a figure for each round.
 
-    Fact: `measured`, the figures of all rounds (see `_figures`). Round r trains with seed + r. Raises ConfigurationError for a
-    scheme that train refuses, and TransportError if a job fails.
+    For all rows together: `measured`, the figures of all rounds (see `_figures`). Round r trains with seed + r. Raises
+    ConfigurationError for a scheme that train refuses, and TransportError if a job fails.
     """
     from psnode.tasks.classification import Classification
 

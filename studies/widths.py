@@ -114,8 +114,8 @@ class Options:
 def measure(options: Options) -> Found:
     """Return a row for each spec and action, with `gbps` by target.
 
-    Facts: `targets`, and `read`, the read bandwidth in GB/s by target. Raises PsnodeError if payloads differ or a process ends,
-    and ConfigurationError for a codec from outside psnode.
+    For all rows together: `targets`, and `read`, the read bandwidth in GB/s by target. Raises PsnodeError if payloads differ or
+    a process ends, and ConfigurationError for a codec from outside psnode.
     """
     specs, size, seconds = codecs(options.codec), options.size, options.seconds
     copies = beyond_cache(last_level_cache()) if options.copies is None else options.copies << 20

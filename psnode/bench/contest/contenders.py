@@ -58,7 +58,7 @@ class Label(NamedTuple):
 
 
 class Contender(Protocol):
-    """A contender: one row of the table."""
+    """A program or setting that is measured. It has one row in each table."""
 
     @property
     def label(self) -> Label: ...
@@ -94,7 +94,7 @@ class Psnode:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The flags as settings by name.
+        """The flags as a dict of settings by name.
 
         Raises ConfigurationError for an unknown flag, and for a flag that all contenders share.
         """

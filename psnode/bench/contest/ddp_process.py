@@ -51,7 +51,7 @@ class ProcessSettings:
 
 
 def train(program: ProcessSettings) -> None:
-    """Train on this process's shard."""
+    """Train the model of `program` on this process's shard."""
     import torch
     from torch import distributed as dist
 

@@ -20,7 +20,7 @@ SCRIPT = Path(__file__).with_name("netlab.sh")
 def on_hosts(
     command: Sequence[str], *, hosts: int, rate: str, each: bool, counters: Path, seconds: float
 ) -> tuple[dict[str, Any], str]:
-    """Run `command` on emulated hosts with one thread per process. Return the script's counters and all output.
+    """Run `command` on emulated hosts with one thread per process. Return the script's counters and all output of the command.
 
     `hosts`, `rate`, `each` and `counters` are options of the script. Raises ConfigurationError if the script cannot emulate
     hosts on this machine, and TransportError if the command fails or takes longer than `seconds`.

@@ -14,13 +14,11 @@ from psnode.codecs.base import RandomSource
 
 
 def quality(codec: Codec, parts: list[Floats], key: RandomSource, theory: RateDistortion) -> dict[str, Any]:
-    """Encode each of `parts` separately.
+    """Encode each of `parts` separately, and return figures of their payloads.
 
-    Return the `bits` per coordinate, the squared `error` relative to the energy, and limits.
-
-    `shrunk`: the error after scaling by the best constant factor, which makes unbiased codecs comparable. `over_bound`: bits
-    above the fewest with which a codec can have this error on every input. `over_source`: bits above the rate-distortion
-    function R(D) of the source. `theory`: this function.
+    `bits`: bits per coordinate. `error`: the squared error relative to the energy. `shrunk`: the error after scaling by the
+    best constant factor, which makes unbiased codecs comparable. `over_bound`: bits above the fewest with which a codec can
+    have this error on every input. `over_source`: bits above the rate-distortion function of the source, `theory`.
     """
     nbytes, missed, energy = 0, 0.0, 0.0
     for part in parts:
