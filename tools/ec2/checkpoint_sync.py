@@ -19,7 +19,7 @@ _LAST_SECONDS = 600  # time limit for the upload of the last checkpoint
 
 
 def bring_back(way: Access, command: Sequence[str], where: str) -> None:
-    """Fetch the newest checkpoint of the run that `command` resumes from S3, unless the master already has it.
+    """Fetch from S3 the newest checkpoint of the run that `command` resumes, unless the master already has it.
 
     `where`: the folder in remote_dir in which the command runs. Raises SettingsError and RemoteError.
     """

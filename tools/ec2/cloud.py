@@ -130,7 +130,7 @@ class Cloud:
         return str(self._client("ec2").meta.region_name)
 
     def ask(self, operation: str, service: str = "ec2", **parameters: Any) -> dict[str, Any]:
-        """Make a call that changes nothing, and return its result with all pages."""
+        """Make a call that changes nothing, and return its result. If the result has several pages, all are returned together."""
         client = self._client(service)
         if self.dry_run:
             self.tell(_shown(client, service, operation, parameters))
@@ -146,7 +146,7 @@ class Cloud:
         return self._patiently(lambda: getattr(self._client("ec2"), operation)(**parameters))
 
     def change_shown(self, operation: str, **parameters: Any) -> dict[str, Any]:
-        """Call `change`. If EC2 does not show a new resource to this call yet, repeat the call for up to a minute."""
+        """Call `change`. If EC2 does not know a resource that has just been made, repeat the call for up to a minute."""
         for attempt in range(_UNSHOWN - 1):
             try:
                 return self.change(operation, **parameters)

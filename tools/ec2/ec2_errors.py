@@ -64,7 +64,7 @@ class CapError(SettingsError):
 
 
 class NoClusterError(SettingsError):
-    """A command that needs nodes found none."""
+    """A command needs nodes, and the cluster has none."""
 
 
 class NoKeyPairError(SettingsError):
@@ -98,7 +98,10 @@ class DeadlineError(Ec2Error):
 
 
 class GivenUpError(Ec2Error):
-    """A job that is kept alive has used up all its restarts or all its hours."""
+    """A job that is kept alive is not restarted again.
+
+    Its restarts or its hours are used up, or several restarts brought no newer checkpoint.
+    """
 
     exit_code = 3
 
