@@ -41,7 +41,7 @@ def _signed(value: float) -> str:
 def cost_text(cost: LossCost) -> str:
     """Return a cost as text, such as `+.91 +- .20 %` for a loss or `-.30 points` for an accuracy.
 
-    With only one seed there is no error after +-.
+    The error after +- is left out if there is only one seed.
     """
     error = "" if cost.error is None else f" +- {cost.error:.2f}".replace(" 0.", " .")
     return f"{_signed(cost.mean if cost.by_loss else -cost.mean)}{error}{' %' if cost.by_loss else ' points'}"

@@ -117,7 +117,7 @@ def slowed(pid: int, factor: float) -> Iterator[None]:
 def host_port(rank: int) -> str | None:
     """Return the name of the switch port to which the emulated host of `rank` is connected; None without emulated hosts.
 
-    This script must run under scripts/netlab.sh with one rank per host.
+    Hosts are emulated if the script runs under scripts/netlab.sh with one rank per host.
     """
     port = f"port{rank + 1}"
     return port if Path(f"/sys/class/net/{port}").exists() or _link(port, "show") else None

@@ -87,7 +87,7 @@ class DdpRun(ConvergenceRun):
         return [*self.flags, *self.common, str(self.seed), str(self.workers), str(self.evaluate_every)]
 
     def program(self) -> dict[str, Any]:
-        """Return the content of the file PROGRAM.json, which the processes of the run read with `program_of`."""
+        """Return the content of the file program.json, which the processes of the run read with `program_of`."""
         return {
             "communication": self.communication, "config": self.config().to_dict(), "evaluate_every": self.evaluate_every,
             "directory": str(self.directory.absolute()),
