@@ -206,10 +206,7 @@ class SimulatedMaster:
         """Publish the complete version and open the next round, in the same order of actions as psnode.master.loop.Master."""
         version, members = self._state.version, self._membership.members
         self._state.stopping = self._state.is_over(self._steps)
-        live_roots = self.shards.keys()
-        self._unfinished = {
-            (root, group) for group, route in enumerate(self._routes) for root in route.roots if root in live_roots
-        }
+        self._unfinished = {(root, group) for root, shard in self.shards.items() for group in shard.groups}
         self._added = [{} for _ in self._routes]
         members.restart_silence(self._handle.idle)
         released = [rank for rank in self._membership.release() if not self._state.stopping]
