@@ -21,17 +21,20 @@ if TYPE_CHECKING:
 
 
 class Defaults(ABC):
-    """Methods of a dense codec without a codebook, whose payloads cannot be added before they are decoded."""
+    """Default methods of a codec: it is dense, has no codebook, and its payloads cannot be added before they are decoded."""
 
     def support(self, payload: Payload) -> Indices:
-        """Return the flat indices that the payload carries, int64, ascending; all indices of the array if the codec is dense."""
+        """Return the flat indices of the coordinates that the payload carries, int64, ascending.
+
+        If the codec is dense, these are all indices of the array.
+        """
         body = body_of(self, payload)
         return self._support(body, payload.shape) if payload.size else np.empty(0, np.int64)
 
     def entries(self, payload: Payload) -> Entries | None:
         """Return the ascending indices (uint32) and the values of a sparse payload; all other coordinates decode to 0.
 
-        Returns None for an empty array and if the codec is not sparse. Raises PayloadError.
+        Returns None if the array is empty or the codec is not sparse. Raises PayloadError.
         """
         body = body_of(self, payload)
         return self._entries(body, payload.shape) if payload.size else None
@@ -41,11 +44,17 @@ class Defaults(ABC):
         return self
 
     def merge(self, payloads: Sequence[Payload]) -> Payload:
-        """Return the payload of the sum of the arrays in `payloads`, encoded under one key. Raises CodecError if not linear."""
+        """Return the payload of the sum of the arrays that `payloads` encode, all under one key.
+
+        Raises CodecError if not linear.
+        """
         raise CodecError(f"{self!r} is not linear: its payloads cannot be merged, decode and add them")
 
     def merges_with_own(self, payload: Payload, rng: RandomSource) -> bool:
-        """Return True if the valid `payload` can be merged with this codec's payloads of equal shape under a key from `rng`."""
+        """Return True if the valid `payload` can be merged with payloads of this codec.
+
+        These payloads have the same shape, and are encoded under a key drawn from `rng`.
+        """
         return self.linear
 
     @property
@@ -56,18 +65,18 @@ class Defaults(ABC):
     @property
     @abstractmethod
     def stages(self) -> tuple[str, ...]:
-        """The stage ids in the header of this codec's payloads."""
+        """The ids of the stages, as the header of this codec's payloads lists them."""
 
     @abstractmethod
     def max_nbytes(self, shape: Shape) -> int:
         """Return the largest possible length in bytes of a payload of an array of `shape`, header included."""
 
     def _support(self, body: Bytes, shape: Shape) -> Indices:
-        """Return the flat indices that the payload carries, ascending."""
+        """Return the result of `support` for a payload with this body and shape."""
         return np.arange(math.prod(shape), dtype=np.int64)
 
     def _entries(self, body: Bytes, shape: Shape) -> Entries | None:
-        """Return `entries` for a body. Raises PayloadError wherever _decode does."""
+        """Return the result of `entries` for a payload with this body and shape. Raises PayloadError wherever _decode does."""
         return None
 
 
@@ -76,7 +85,7 @@ class Sparse(Defaults):
 
     @abstractmethod
     def _entries(self, body: Bytes, shape: Shape) -> Entries:
-        """Return `entries` for a body. Raises PayloadError wherever _decode does."""
+        """Return the result of `entries` for a payload with this body and shape. Raises PayloadError wherever _decode does."""
 
     def _support(self, body: Bytes, shape: Shape) -> Indices:
         return self._entries(body, shape).indices.astype(np.int64)
@@ -91,8 +100,11 @@ class Fitted(Defaults):
 
 
 class Linear(Defaults):
-    """Mixin of a codec whose payloads can be added without decoding if they were encoded under one key."""
+    """Mixin of a codec whose payloads can be added without decoding them, provided that they were encoded under one key."""
 
     @abstractmethod
     def merge(self, payloads: Sequence[Payload]) -> Payload:
-        """Return the payload of the sum of the arrays in `payloads`, all encoded under one key. PayloadError on a mismatch."""
+        """Return the payload of the sum of the arrays that `payloads` encode.
+
+        Raises PayloadError unless all are under one key.
+        """

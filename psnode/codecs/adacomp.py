@@ -5,17 +5,18 @@ least the largest |G| of the bin. It decodes to sign(G) s, where the scale s is 
 share of entries sent adapts to the gradients: it is small if the entries of a bin differ much, and large if gradients continue in
 the direction of the residual.
 
-g consists of the parts that a source (`Accumulated`) adds to a residual while encoding. An array x without such parts counts as a
-gradient without residual. H is then 2 x, so that the entries that reach half of the maximum of their bin are sent. Zeros are
-never sent.
+If the array is encoded from a source `Accumulated`, g consists of the parts that this source adds to the residual. Any other
+array x counts as a gradient without a residual: G = g = x and H = 2 x. An entry is then sent if it reaches half of the maximum
+of its bin. Zeros are never sent.
 
     float32   s; 0 if nothing is sent
     section   the indices sent: psnode.codecs.selection.indices (a section: uint32 length, bytes, zeros to a multiple of 4)
     bits      signs of the entries sent, lowest bit first, 1 for negative
 
-In the paper s is not limited. If a few bins are much larger than all others, s is far above most entries sent, and the error
-would have more energy than x. Therefore s is at most 1.75 times the mean magnitude of the entries sent. At this limit s removes
-7/16 of the energy that a scale equal to the mean magnitude would remove. Thus ||x - decode|| < ||x|| for every x other than 0.
+The paper does not limit s. If a few bins were much larger than all others, s would be far above most entries sent, and the
+error would have more energy than x. Therefore this codec limits s to 1.75 times the mean magnitude of the entries sent. At this
+limit s removes 7/16 of the energy that a scale equal to the mean magnitude would remove. Thus ||x - decode|| < ||x|| for every
+x other than 0.
 
 Source: Chen, Choi, Brand, Agrawal, Zhang, Gopalakrishnan, "AdaComp: Adaptive residual gradient compression for data-parallel
 distributed training", AAAI 2018, algorithms 1 and 2.
@@ -56,8 +57,8 @@ class AdaComp(Sparse, Codec):
     `length` T: the number of entries in a bin, at most 16384. If empty, T is as in the paper: 50 for the weights of a
     convolution, which have three or more dimensions, and 500 for all other arrays.
 
-    Entries are sent if their magnitude is at least half of the largest in their bin. They are sent as signs and one common
-    magnitude:
+    Entries of an array without a residual are sent if their magnitude is at least half of the largest in their bin. They are
+    sent as signs and one common magnitude:
 
     >>> from psnode.codecs import get_codec
     >>> codec, x = get_codec("adacomp"), np.array([4, 1, -4, 0], np.float32)
@@ -98,7 +99,7 @@ class AdaComp(Sparse, Codec):
         return used + signs.size
 
     def _select(self, source: Source) -> tuple[Floats, Entries]:
-        """Return the flat array and the entries to send, with their decoded values. Raises NonFiniteGradientError."""
+        """Return the array, flat, and the entries to send with the values to which they decode. Raises NonFiniteGradientError."""
         parts, length, size = source.table(), self._length(source.shape), source.size
         x, totals = source.array().reshape(-1), np.zeros(2)
         step = kernels.stretch_of(length)
@@ -139,5 +140,5 @@ class AdaComp(Sparse, Codec):
 
 
 def _scale(totals: Float64s, bins: int, count: int) -> np.float32:
-    """Return s, given the sum of the bins' largest magnitudes and the sum of the `count` magnitudes sent."""
+    """Return the scale s, given the sum of the bins' largest magnitudes and the sum of the `count` magnitudes sent."""
     return np.float32(min(totals[0] / bins, _EXCESS * totals[1] / count)) if count else np.float32(0)

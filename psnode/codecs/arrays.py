@@ -55,7 +55,7 @@ def as_floats(x: npt.ArrayLike, name: str) -> Floats:
 
 
 def _from_torch(x: Any, name: str) -> Any:
-    """Return a torch tensor as a numpy array, in the tensor's memory if possible. Return anything else unchanged."""
+    """Return a torch tensor as a numpy array that shares the tensor's memory if possible. Return anything else unchanged."""
     if not hasattr(x, "detach"):
         return x
     if x.device.type != "cpu":
@@ -72,13 +72,13 @@ def in_c_order(x: Floats, name: str) -> Floats:
 
 
 def _not_float32(x: object, name: str) -> CodecTypeError:
-    """Return the error for an argument that must not be converted, because the caller writes to it."""
+    """Return the error for an argument that is not float32 and must not be converted, because the caller writes to it."""
     remedy = f": give {name}.detach().numpy(), which shares its memory" if hasattr(x, "detach") else ""
     return CodecTypeError(f"{name} must be a float32 numpy array, not {_named(x)}{remedy}")
 
 
 def _named(x: object) -> str:
-    """Return a description of a refused argument."""
+    """Return a description, for an error, of an argument that was refused."""
     if isinstance(x, np.ndarray):
         return f"an array of {x.dtype}"
     return f"{type(x).__name__}{f' of {x.dtype}' if hasattr(x, 'dtype') else ''}"
@@ -102,7 +102,10 @@ def check_target(array: Floats, name: str) -> None:
 
 
 def check_parts(parts: Parts, size: int) -> None:
-    """Check that `parts` are flat, contiguous, ascending, disjoint and within `size`. Raises CodecTypeError, CodecValueError."""
+    """Check that `parts` are flat, contiguous, ascending, disjoint and within `size` coordinates.
+
+    Raises CodecTypeError or CodecValueError.
+    """
     end = 0
     for place, part in parts:
         if in_c_order(part, "a part") is not part or part.ndim != 1:
@@ -124,7 +127,10 @@ def checked_buffer(out: Bytes, limit: int) -> Bytes:
 
 
 def checked_target(out: Floats, shape: Shape) -> Floats:
-    """Return float32 `out` in `shape`. `out` must have this shape or be flat. Raises CodecTypeError, CodecValueError."""
+    """Return the float32 array `out` in the shape `shape`. It must have this shape or be flat.
+
+    Raises CodecTypeError, CodecValueError.
+    """
     if not isinstance(out, np.ndarray) or out.dtype != np.float32:
         raise _not_float32(out, "out")
     if out.shape not in (shape, (math.prod(shape),)):

@@ -1,7 +1,7 @@
 """Codec: the base class of all codecs, with the pure functions encode and decode of one float32 array.
 
 A codec is a frozen dataclass whose fields are its configuration; it has no other state. A subclass implements the hooks at the
-end of the class. A hook receives only C-contiguous arrays that are not empty, and that Codec has checked.
+end of the class. A hook receives only arrays that Codec has checked: they are C-contiguous and not empty.
 """
 
 from __future__ import annotations
@@ -56,10 +56,12 @@ __all__ = [
 
 
 class Measured(NamedTuple):
-    """A payload that passed all checks. `add(out, weight)` equals decode_add(payload, out, weight); `out` may be flat.
+    """Norm of a payload that passed all checks, and the function `add`, which adds its values.
 
-    `norm` is the L2 norm of the decoded values, with two exceptions: if the payload has scales, `norm` may be the largest L2 norm
-    that these scales permit, and for a linear sketch it is the norm of the cells. No decoded magnitude exceeds `norm`.
+    `add(out, weight)` has the effect of decode_add(payload, out, weight); `out` may be flat.
+
+    `norm` is the L2 norm of the decoded values, with two exceptions. If the payload has scales, `norm` may be the largest L2
+    norm that these scales permit. For a linear sketch, `norm` is the norm of the cells. No decoded magnitude exceeds `norm`.
     """
 
     norm: float
@@ -83,32 +85,32 @@ class Codec(Defaults, ABC):
 
     @property
     def unbiased(self) -> bool:
-        """The trait `unbiased`."""
+        """The trait `unbiased`: E decode(encode(x)) = x for every x."""
         return self.traits.unbiased
 
     @property
     def lossless(self) -> bool:
-        """The trait `lossless`."""
+        """The trait `lossless`: decode(encode(x)) = x, bit for bit."""
         return self.traits.lossless
 
     @property
     def linear(self) -> bool:
-        """The trait `linear`."""
+        """The trait `linear`: `merge` adds payloads without decoding them."""
         return self.traits.linear
 
     @property
     def shaped(self) -> bool:
-        """The trait `shaped`."""
+        """The trait `shaped`: the code depends on the shape of x as well as on its values."""
         return self.traits.shaped
 
     @property
     def sparse(self) -> bool:
-        """The trait `sparse`."""
+        """The trait `sparse`: decode_add changes only the coordinates in `support`."""
         return self.traits.sparse
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """The stage ids in the header of this codec's payloads."""
+        """The ids of the stages, as the header of this codec's payloads lists them."""
         return (self.id,)
 
     @property
@@ -117,7 +119,7 @@ class Codec(Defaults, ABC):
         return Spec(False, (Stage.of(self.id, self),))
 
     def __repr__(self) -> str:
-        """Return `spec` as text."""
+        """Return `spec` as a string."""
         return str(self.spec)
 
     def encode(
@@ -133,12 +135,14 @@ class Codec(Defaults, ABC):
 
         A float32 numpy array in C order is read without a copy. Other arrays of floats, torch tensors on the CPU, and lists are
         converted. Without `rng` the words come from the operating system, as in np.random.default_rng(), so that payloads of a
-        randomized codec differ from call to call; a deterministic codec needs no `rng`. The decoded values are passed to `sink`.
-        `error` (float32, the shape of x; may be x itself) receives x - decode(payload); it requires that x is an array and that
-        no sink is given. If `out` is given (uint8, at least max_nbytes(x.shape) bytes, aligned to 4 bytes), the payload is
-        written to `out` and the returned Payload is a view of it. Raises NonFiniteGradientError, CodecTypeError, CodecValueError.
-        After NonFiniteGradientError the contents of the targets of source and sink are undefined, with the exception that
-        Accumulated describes.
+        randomized codec differ from call to call. A deterministic codec needs no `rng`.
+
+        `sink` receives the decoded values. `error` (float32, the shape of x; may be x itself) receives x - decode(payload). It
+        can be given only if x is an array and no sink is given. If `out` is given (uint8, at least max_nbytes(x.shape) bytes,
+        aligned to 4 bytes), the payload is written to `out` and the returned Payload is a view of it.
+
+        Raises NonFiniteGradientError, CodecTypeError, CodecValueError. After NonFiniteGradientError the contents of the targets
+        of source and sink are undefined, except in the case that Accumulated describes.
         """
         if error is not None:
             if isinstance(x, Source) or sink is not NOTHING:
@@ -152,7 +156,7 @@ class Codec(Defaults, ABC):
     def decode(self, payload: Payload, out: Floats | None = None) -> Floats:
         """Return the decoded array, float32: a new array of payload.shape, or `out` (contiguous, of that shape or flat).
 
-        An instance also decodes payloads of other instances of its class, whatever their parameters. Raises PayloadError.
+        The payload may come from another instance of the same class, with any parameters. Raises PayloadError.
         """
         body = body_of(self, payload)
         if out is None:
@@ -175,8 +179,8 @@ class Codec(Defaults, ABC):
     def measure(self, payload: Payload, room: Floats | None = None) -> Measured:
         """Check the whole payload and compute its norm without adding its values to anything. Raises PayloadError.
 
-        `room` (float32, flat, at least as long as the array) saves an allocation if the payload must be decoded for the norm.
-        Neither `room` nor the payload's memory may be changed before the last call of `add`.
+        `room` (float32, flat, at least as long as the array) saves an allocation if the payload must be decoded to find the
+        norm. Neither `room` nor the payload's memory may be changed before the last call of `add`.
         """
         body, shape = body_of(self, payload), payload.shape
         if not payload.size:
@@ -185,14 +189,17 @@ class Codec(Defaults, ABC):
         return Measured(found.norm, lambda out, weight: found.add(checked_target(out, shape), weight))
 
     def contractive(self) -> Codec:
-        """Return the codec's form for feedback loops: E||x - decode|| <= ||x||, however large the codec's variance is."""
+        """Return the codec's form for feedback loops.
+
+        It satisfies E||x - decode|| <= ||x||, however large this codec's variance is.
+        """
         if self.lossless or not self.unbiased:
             return self
         form: Codec = table.load("contractive")(self)  # loaded by id, because Contractive derives from this class
         return form
 
     def kernel_parts(self) -> Sequence[Callable[[], None]]:
-        """Return functions, each of which runs a part of the codec's kernels, so that the parts can be compiled in parallel."""
+        """Return functions that run one part of the codec's kernels each, so that the parts can be compiled in parallel."""
         return ()
 
     def max_nbytes(self, shape: Shape) -> int:
@@ -211,14 +218,15 @@ class Codec(Defaults, ABC):
     def _encode(self, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
         """Write the body for the values of `source`, serve `sink`, and return the body's length. Raises NonFiniteGradientError.
 
-        `sink` is NOTHING unless `_fuses` accepted another sink. A codec that fuses nothing encodes source.array().
+        `sink` is NOTHING unless `_fuses` accepted another sink. A codec whose `_fuses` accepts only NOTHING encodes
+        source.array().
         """
 
     def _fuses(self, source: Source, sink: Sink) -> bool:
         """Return True if _encode accepts this source together with this sink.
 
-        If the answer is False, `_coded` asks again with `source.made()`. If it is False again, `_coded` calls _encode without the
-        sink.
+        If the result is False, `_coded` calls this method again with `source.made()`. If the result is False again, `_coded`
+        calls _encode without the sink.
         """
         return sink is NOTHING
 
@@ -235,7 +243,10 @@ class Codec(Defaults, ABC):
         add_scaled(decoded.reshape(-1), out.reshape(-1), weight)
 
     def _measure(self, body: Bytes, shape: Shape, room: Floats | None) -> Measured:
-        """Return the norm of the decoded `body` and a function that adds it. Must raise PayloadError wherever _decode does."""
+        """Return the norm of the decoded `body` and a function that adds its values.
+
+        Raises PayloadError wherever _decode does.
+        """
         from psnode.codecs.kernels.finite import add_scaled
         from psnode.codecs.kernels.norms import norm_of
 
@@ -250,7 +261,11 @@ class Codec(Defaults, ABC):
         return Measured(norm_of(decoded, self.id), lambda out, weight: add_scaled(decoded, out.reshape(-1), weight))
 
     def _coded(self, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
-        """Call _encode. If it does not fuse this source and sink, compute the source first, and serve the sink by decoding."""
+        """Write the body for `source`, serve `sink`, and return the body's length.
+
+        If _encode does not accept this source and sink, the source is computed first, and the sink is served by decoding the
+        body.
+        """
         if self._fuses(source, sink):
             return self._encode(source, key, body, sink)
         source = source.made()
@@ -261,7 +276,7 @@ class Codec(Defaults, ABC):
         return used
 
     def _apply(self, sink: Sink, source: Source, body: Bytes) -> None:
-        """Decode `body`, the code of `source`, and serve `sink` with the result."""
+        """Decode `body`, which encodes `source`, and serve `sink` with the decoded values."""
         if isinstance(sink, Moved):
             self._decode_add(body, sink.target, np.float32(sink.weight))
         elif isinstance(sink, InnerProducts):
@@ -272,7 +287,10 @@ class Codec(Defaults, ABC):
             sink.record(*tree_products(source.array(), decoded))
 
     def _encode_error(self, x: Floats, rng: RandomSource | None, error: Floats, out: Bytes | None) -> Payload:
-        """Encode `x` and write x - decode to `error`; a codec that fuses does both in one sweep."""
+        """Encode `x` and write x - decode to `error`.
+
+        A codec whose _encode accepts the sink Subtracted does both in one sweep.
+        """
         check_error(error, x.shape)
         target = error if error.flags.c_contiguous else np.empty_like(x)
         source: Source = Accumulated((), target)

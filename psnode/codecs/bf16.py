@@ -19,7 +19,7 @@ from psnode.codecs.rows.known.halves import Bf16Rows
 class Bf16(HalfPrecision):
     """bf16: no parameters.
 
-    Eight significant bits:
+    Decoded values have eight significant bits:
 
     >>> import numpy as np
     >>> from psnode.codecs import get_codec
@@ -32,5 +32,5 @@ class Bf16(HalfPrecision):
     limit = 0x7F80
 
     def formula(self) -> Formula:
-        """Return Bf16Rows."""
+        """Return the formula from which the codec's kernels are generated: Bf16Rows."""
         return Bf16Rows(self)

@@ -1,8 +1,9 @@
 """Blosc: lossless compression of the float32 values, whose bytes are first grouped by significance.
 
-The signs and exponents of gradients compress well, the mantissas hardly. Expect savings of 7 to 19 per cent, and far more if many
-values are exactly zero. The codec needs the package blosc. It sets the package to one thread, because with more threads the
-compressed bytes would depend on timing. The bytes depend on the version of the package's compressors; the decoded values do not.
+The signs and exponents of gradients compress well, whereas the mantissas hardly compress. Expect savings of 7 to 19 per cent,
+and far more if many values are exactly zero. The codec needs the package blosc. It sets the package to one thread, because with
+more threads the compressed bytes would depend on timing. The bytes depend on the version of the package's compressors; the
+decoded values do not.
 
     body   a Blosc 1 frame: uint8 version, uint8 version of the compressor's format, uint8 flags, uint8 item size 4,
            uint32 bytes of the values, uint32 block size, uint32 bytes of the frame; then the blocks
@@ -90,7 +91,10 @@ def _library() -> ModuleType:
 
 
 def _check_head(body: Bytes, nbytes: int) -> None:
-    """Raise PayloadError unless the frame's head states `nbytes` of values and the length of `body`; the library trusts both."""
+    """Raise PayloadError unless the frame's head states `nbytes` of values and the length of `body`.
+
+    The library trusts both numbers.
+    """
     if body.size < _HEAD:
         raise PayloadError(f"blosc: a body of {body.size} bytes ends inside the head of its frame")
     values, block, frame = body[4:_HEAD].view(np.uint32).tolist()

@@ -1,4 +1,7 @@
-"""Checks of constructor arguments. Their CodecSpecError names the codec, the parameter, its value and the valid values."""
+"""Checks of constructor arguments.
+
+The CodecSpecError that they raise names the codec, the parameter, its value and the valid values.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +13,21 @@ from psnode.errors import CodecSpecError
 
 
 def check_integer(owner: object, name: str, low: int, high: int) -> None:
-    """Raise CodecSpecError unless attribute `name` of `owner` is an int in low..high."""
+    """Raise CodecSpecError unless the attribute `name` of `owner` is an int from `low` to `high`."""
     value = getattr(owner, name)
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise CodecSpecError(f"{_id(owner)}: {name}={value} must be an integer in {low}..{high}")
 
 
 def check_real(owner: object, name: str, low: float, high: float) -> None:
-    """Raise CodecSpecError unless attribute `name` of `owner` is a finite number in [low, high]."""
+    """Raise CodecSpecError unless the attribute `name` of `owner` is a finite number from `low` to `high`."""
     value = getattr(owner, name)
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or not low <= value <= high:
         raise CodecSpecError(f"{_id(owner)}: {name}={value} must be a number in [{low:g}, {high:g}]")
 
 
 def check_choice(owner: object, name: str, valid: Sequence[str]) -> None:
-    """Raise CodecSpecError unless attribute `name` of `owner` is one of `valid`."""
+    """Raise CodecSpecError unless the attribute `name` of `owner` is one of the values `valid`."""
     value = getattr(owner, name)
     if value not in valid:
         raise unknown(f"{name} of {_id(owner)}:", str(value), valid)

@@ -97,13 +97,13 @@ class Chain(Codec):
 
     @property
     def _symbolic(self) -> Quantiser:
-        """The stage before a lossless stage, which is always a Quantiser."""
+        """The quantiser, which is always a Quantiser if a lossless stage follows it."""
         assert isinstance(self.quantiser, Quantiser)
         return self.quantiser
 
     @property
     def traits(self) -> Traits:
-        """The combined traits of reducer and quantiser. `one_scale` can hold only without a reducer."""
+        """The combined traits of reducer and quantiser. `one_scale` is never set in a chain with a reducer."""
         last = self.quantiser.traits
         first = Traits(unbiased=True, lossless=True) if self.reducer is None else self.reducer.traits
         return Traits(
@@ -118,7 +118,7 @@ class Chain(Codec):
 
     @property
     def _parts(self) -> tuple[Codec | Lossless, ...]:
-        """The stages present, in order."""
+        """The chain's stages, in order: reducer, quantiser and lossless stage, without the absent ones."""
         return tuple(stage for stage in (self.reducer, self.quantiser, self.lossless_stage) if stage is not None)
 
     @property
@@ -132,7 +132,10 @@ class Chain(Codec):
         return tuple(stage.id for stage in self._parts)
 
     def contractive(self) -> Codec:
-        """Return the chain of the contractive forms of its stages, wrapped in Contractive if a form cannot be in a chain."""
+        """Return the chain of the contractive forms of its reducer and quantiser.
+
+        If one of these forms cannot be part of a chain, the chain is wrapped in Contractive.
+        """
         reducer = self.reducer
         if reducer is not None:
             form = reducer.contractive()
@@ -145,7 +148,7 @@ class Chain(Codec):
         return Contractive(Chain(reducer, self.quantiser, self.lossless_stage))
 
     def fit(self, x: Floats, rng: RandomSource) -> Chain:
-        """Return the chain with its quantiser fitted to the values that the quantiser receives for `x`."""
+        """Return the chain with its quantiser fitted to the values that it would receive when the chain encodes `x`."""
         values = np.asarray(x, order="C")
         if self.reducer is not None:
             side = np.empty(padded(self.reducer._max_parts(x.shape)[0]), np.uint8)
@@ -180,17 +183,21 @@ class Chain(Codec):
         return self.joined(used, values, key, body)
 
     def joined(self, used: int, values: Floats, key: Words, body: Bytes) -> int:
-        """Complete a body whose reducer's side information, `used` bytes, is already in body[4:]; return the body's length."""
+        """Complete a body of which body[4:] already holds the reducer's side information, `used` bytes; return the body's length.
+        """
         start = write_section(body, used)
         return start + self._encode_values(readonly(np.ascontiguousarray(values)), key, body[start:])
 
     def parted(self, body: Bytes, shape: Shape) -> tuple[Bytes, Floats]:
-        """Return the checked side information of the reducer and the values that the quantiser decodes. Raises PayloadError."""
+        """Return the reducer's side information, checked, and the values that the quantiser decodes. Raises PayloadError."""
         side, count, coded = self._split(body, shape)
         return side, self._kept(coded, count)
 
     def _search(self, selector: Searching, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
-        """Search `source` once, encode the selected values, and serve `sink` with these values as the quantiser decodes them."""
+        """Select values of `source`, encode them, and serve `sink` with the values that the quantiser decodes.
+
+        Return the body's length.
+        """
         from psnode.codecs.kernels.entries import add_at
 
         used, entries = selector.select(source, key, body[4 : 4 + selector._max_parts(source.shape)[0]])
@@ -202,7 +209,10 @@ class Chain(Codec):
         return end
 
     def _apply(self, sink: Sink, source: Source, body: Bytes) -> None:
-        """Serve `sink`. Inner products are computed from the entries sent if the rest of the decoded array is zero."""
+        """Decode `body` and serve `sink`.
+
+        For a sparse chain, inner products are computed from the entries sent, as the others are zero.
+        """
         if not isinstance(sink, InnerProducts) or not self.sparse or self.reducer is None:
             super()._apply(sink, source, body)
             return
@@ -224,7 +234,10 @@ class Chain(Codec):
         return start + self.lossless_stage.compress(codes, alphabet, body[start:])
 
     def _split(self, body: Bytes, shape: Shape) -> tuple[Bytes, int, Bytes]:
-        """Split the body of a chain with a reducer into side information, number of values, and coded values. PayloadError."""
+        """Return side information, number of values, and coded values of the body of a chain with a reducer.
+
+        Raises PayloadError.
+        """
         assert self.reducer is not None
         side, coded = read_section(body)
         count = self.reducer._count(side, shape)
@@ -245,7 +258,7 @@ class Chain(Codec):
         self._symbolic._from_symbols(side, codes, out)
 
     def _kept(self, coded: Bytes, count: int) -> Floats:
-        """Decode the `count` values that the reducer kept. Raises PayloadError unless they are valid and finite."""
+        """Return the `count` values that the reducer kept, decoded. Raises PayloadError unless they are valid and finite."""
         values = np.empty(count, np.float32)
         self._decode_values(coded, values)
         check_finite(values, self.quantiser.id)

@@ -1,12 +1,13 @@
 """The contractive form of a codec Q, for feedback loops: it decodes to c Q(x) with c = <x, Q(x)> / <Q(x), Q(x)>.
 
 This c minimises the error among all multiples of Q(x): ||x - c Q(x)||^2 = ||x||^2 (1 - cos^2(x, Q(x))) <= ||x||^2, whatever the
-variance of Q is. An unbiased Q has an expected error of omega ||x||^2, so that its residual grows without bound if omega >= 1.
+variance of Q is. An unbiased Q has an expected error E||x - Q(x)||^2 of omega ||x||^2. Without the factor c, the residual of a
+feedback loop would grow without bound if omega >= 1.
 
     body   float32 c, then the body of Q
 
-The inner products are summed by trees of rows (psnode.codecs.kernels.dots), so that c is equal on all processors. c is 0 if
-Q(x) is 0. If c Q(x) might leave float32's range, c is limited to -1..1.
+The inner products are summed by trees over rows (psnode.codecs.kernels.dots), so that c has the same bits on all processors. c
+is 0 if Q(x) is 0. If a value of c Q(x) might leave float32's range, c is limited to -1..1.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 class Contractive(Codec):
     """contractive(SPEC): the contractive form of the wrapped codec, which `codec.contractive()` returns.
 
-    The multiple with the least error is orthogonal to its error:
+    The decoded value y is the multiple of Q(x) with the least error, so that y is orthogonal to this error:
 
     >>> from psnode.codecs import get_codec
     >>> codec, x = get_codec("qsgd:levels=1").contractive(), np.arange(1, 65, dtype=np.float32)
@@ -49,7 +50,7 @@ class Contractive(Codec):
 
     @property
     def traits(self) -> Traits:
-        """The wrapped codec's traits that concern shape, scale and sparsity. The form itself is biased."""
+        """The wrapped codec's traits that concern shape, scale and sparsity. The contractive form is always biased."""
         own = self.codec.traits
         return Traits(shaped=own.shaped, one_scale=own.one_scale, sparse=own.sparse)
 
@@ -102,7 +103,10 @@ class Contractive(Codec):
             super()._decode_add(body, out, weight)
 
     def _measure(self, body: Bytes, shape: Shape, room: Floats | None) -> Measured:
-        """Return |c| times the norm of Q's body. If a decoded value might leave float32's range, compute the norm by decoding."""
+        """Return |c| times the norm of Q's body, and a function that adds the decoded values.
+
+        If a decoded value might leave float32's range, the norm is computed from the decoded values instead.
+        """
         scale, inner = self._scale(body), self.codec._measure(body[4:], shape, room)
         norm = abs(float(scale)) * inner.norm
         if abs(scale) > 1 and norm > _LARGEST / 2:
@@ -140,7 +144,7 @@ class Contractive(Codec):
 
 
 def factor(xy: float, yy: float) -> np.float32:
-    """Return c for `xy` = <x, y> and `yy` = <y, y>, where y = Q(x)."""
+    """Return c = `xy` / `yy`, given the inner products `xy` = <x, y> and `yy` = <y, y>, where y = Q(x)."""
     scale = xy / yy if yy else 0.0
     if abs(scale) * math.sqrt(yy) > _LARGEST:  # c Q might leave float32's range: limit c to -1..1
         scale = max(-1.0, min(scale, 1.0))
@@ -148,5 +152,5 @@ def factor(xy: float, yy: float) -> np.float32:
 
 
 def _folds(weight: np.float32) -> bool:
-    """Return True if `weight` is plus or minus a power of two: (weight c) y and weight (c y) are then rounded equally."""
+    """Return True if `weight` is plus or minus a power of two. Then (weight c) y and weight (c y) are rounded equally."""
     return abs(math.frexp(float(weight))[0]) == 0.5

@@ -1,19 +1,19 @@
 """Dithered quantisation (ECDQ): rounding to a lattice that is shifted by a random dither known to sender and receiver.
 
-Let v be a coordinate in units of its bucket's root mean square, and let the dither u, a function of key and index, be uniform in
-+-step / 2. Then q = round((v + u) / step) is sent, and q step - u is the decoded value. The error is uniform in +-step / 2
-whatever v is: E decode = v, and E||decode - v||^2 = step^2 / 12 ||v||^2. Coding q given u costs h(v + u) - log2 step bits. For
-any step, this cost is within a quarter of a bit of the least cost of an unbiased codec of Gaussian values. The chain
-`dithered+ans` comes near this cost.
+Let v be a coordinate in units of its bucket's root mean square. Its dither u is a function of key and index, and uniform in
++-step / 2. The integer q = round((v + u) / step) is sent, and q step - u is the decoded value. The error is uniform in +-step /
+2 for every v. Therefore E decode = v, and E||decode - v||^2 = step^2 / 12 ||v||^2. Coding q given u costs h(v + u) - log2 step
+bits, where h is the differential entropy. For any step, this cost is within a quarter of a bit of the least cost of an unbiased
+codec of Gaussian values. The chain `dithered+ans` comes near this cost.
 
-Within a block of 512 coordinates the |u| of the coordinates j, 128 + j, 256 + j, 384 + j lie in the four quarters of 0..step / 2,
-in random order. Each u by itself is uniform as above, but the four values of u depend on each other. The symbols, sorted by
-quarter, therefore have four distributions in four runs of equal length, and an adaptive coder comes within .005 bit of coding
-given u. A symbol stands for q or -q, namely the one that is likelier to be positive given the sign of u. Symbols are never
-clipped.
+Within a block of 512 coordinates the |u| of the coordinates j, 128 + j, 256 + j, 384 + j lie in the four quarters of 0..step /
+2, in random order. Each u is uniform as above, but the four values of u depend on each other. The symbols are sorted by
+quarter, so that they form four runs of equal length, each with its own distribution. An adaptive coder then comes within .005
+bit of the cost of coding q given u. A symbol stands for q or -q, namely the one that is likelier to be positive given the sign
+of u. Symbols are never clipped.
 
-Without an entropy stage, kernels generated from a formula make the codes. With an entropy stage, kernels written by hand make the
-symbols, whose order is different.
+Without an entropy stage, kernels generated from a formula write codes in the order of the coordinates. With an entropy stage,
+kernels written by hand write the symbols in the order described above.
 
     body   float32 step; uint32 bucket B; two uint64 key words
            float32 root mean square of every bucket
@@ -62,10 +62,10 @@ _SURE_ESCAPE = 127  # integers with a code of 255 or more have a larger magnitud
 class Dithered(Generated, Quantiser):
     """dithered:step=1,bucket=4096.
 
-    `step`: the distance of lattice points in units of the bucket's root mean square, 2^-5..2^6; omega = step^2 / 12.
-    `bucket`: the number of coordinates that share a scale, a multiple of 512 up to 65536.
+    `step`: the distance between lattice points in units of the bucket's root mean square, 2^-5..2^6; the variance omega is
+    step^2 / 12. `bucket`: the number of coordinates that share a scale, a multiple of 512 up to 65536.
 
-    The error is at most step / 2 times the root mean square:
+    The error of a value is at most step / 2 times the root mean square:
 
     >>> from psnode.codecs import get_codec
     >>> codec, x = get_codec("dithered:step=0.5"), np.arange(-256, 256, dtype=np.float32)
@@ -88,7 +88,10 @@ class Dithered(Generated, Quantiser):
             raise CodecSpecError(f"dithered: bucket={self.bucket} must be a multiple of {BLOCK}")
 
     def _largest(self, size: int) -> int:
-        """Return a bound of |q|: no value exceeds sqrt(coordinates) times the root mean square."""
+        """Return an upper bound of |q| for an array of `size` values.
+
+        No value exceeds the square root of its bucket's number of coordinates, times the root mean square.
+        """
         return math.ceil(1.001 * math.sqrt(min(size, self.bucket)) / self.step) + 1
 
     @property
@@ -103,7 +106,7 @@ class Dithered(Generated, Quantiser):
         return _FIELDS + 4 * buckets + padded(buckets) + most_nbytes(size, bits)
 
     def formula(self) -> Formula:
-        """Return DitheredRows."""
+        """Return the formula from which the codec's kernels are generated: DitheredRows."""
         return DitheredRows(self)
 
     def _lattice(self) -> Lattice:
@@ -136,7 +139,10 @@ class Dithered(Generated, Quantiser):
         return side, size, min(loops.ESCAPE + 1, 2 * self._largest(size) + 1)
 
     def _max_escapes(self, size: int) -> int:
-        """Bound the number of escapes: at most a share 1 / t^2 of all values exceed t times the root mean square."""
+        """Return an upper bound of the number of escaped integers in an array of `size` values.
+
+        At most a share 1 / t^2 of all values exceeds t times the root mean square.
+        """
         return min(size, int(size / (_SURE_ESCAPE * self.step) ** 2) + 1) if 2 * self._largest(size) >= loops.ESCAPE else 0
 
     def _symbols(self, x: Floats, key: Words) -> Symbols:
@@ -176,7 +182,7 @@ class Dithered(Generated, Quantiser):
 
 
 def _fields(body: Bytes) -> tuple[float, int, Words]:
-    """Return step, bucket and key. Raises PayloadError unless step and bucket are valid."""
+    """Return the step, the bucket and the key that `body` starts with. Raises PayloadError unless step and bucket are valid."""
     if body.size < _FIELDS:
         raise PayloadError(f"dithered: a body of {body.size} bytes ends inside its fields")
     step, bucket = float(body[:4].view(np.float32)[0]), int(body[4:8].view(np.uint32)[0])

@@ -2,8 +2,8 @@
 
 Let V be the level at which the probabilities p_i = min(1, |x_i| / V) add up to the budget s. Entry i is sent with probability
 p_i and decodes to x_i / p_i, which is x_i if p_i = 1 and V or -V otherwise. An entry with p_i < 1 costs only an index and a
-sign. E decode = x, and E||decode - x||^2 = sum_i (V - |x_i|) |x_i| over |x_i| < V. A message holds floor(s) or ceil(s) entries;
-if there are at most s non-zero entries, it holds all of them.
+sign. E decode = x, and E||decode - x||^2 = sum_i (V - |x_i|) |x_i| over |x_i| < V. A message holds floor(s) or ceil(s) entries.
+If there are at most s non-zero entries, it holds all of them.
 
     float32    V
     section    the indices sent, out of d, as in selection.indices (a section: uint32 length, bytes, zeros to a multiple of 4)
@@ -48,11 +48,11 @@ _DRAW = 1 << 8  # added to the stage's number; the sum is the stream of the draw
 class Entrywise(Sparse, Codec):
     """entrywise:budget=.
 
-    `budget` s: the expected number of entries sent if s is at least 1, otherwise their share of all coordinates. The default is a
-    share of 1/16, which takes 0.4 bits per coordinate, 80 times less than float32. E||decode - x||^2 is then 9 ||x||^2 if x is
-    Gaussian, and about ||x||^2 for a gradient with most of its energy in few entries; averaging over workers reduces the error.
-    The error falls as 1 / s or faster. One-level QSGD corresponds to the budget ||x||_1 / ||x||_2, TernGrad to
-    ||x||_1 / ||x||_inf.
+    `budget` s: the expected number of entries sent if s is at least 1, otherwise their share of all coordinates. The default is
+    a share of 1/16, which takes 0.4 bits per coordinate, 80 times less than float32. E||decode - x||^2 is then 9 ||x||^2 if x
+    is Gaussian, and about ||x||^2 for a gradient with most of its energy in few entries; averaging over workers reduces the
+    error. The error falls at least as fast as 1 / s. One-level QSGD corresponds to the budget ||x||_1 / ||x||_2, and TernGrad
+    to ||x||_1 / ||x||_inf.
 
     An entry whose probability is 1 is sent unchanged:
 
@@ -147,7 +147,10 @@ class Entrywise(Sparse, Codec):
 
 @kernel
 def _fill(level: np.float32, signs: Bytes, certain: Words32, raw: Floats, values: Floats) -> None:
-    """Fill `values` with `raw` at the indices `certain`, and with the level, signed by `signs` in turn, at all other indices."""
+    """Fill `values`: the entries at the indices `certain` with `raw`, and all others with plus or minus the level.
+
+    The next bit of `signs` determines the sign of each of these other entries.
+    """
     at = 0
     j = 0
     for i in range(values.size):

@@ -1,11 +1,11 @@
 """Fourier ATOMO: cosines are sampled with the probabilities of least variance for a given expected number of cosines.
 
-The flattened array is cut into blocks. An orthonormal discrete cosine transform (DCT-II) turns each block into coefficients, its
-components along cosines (the atoms). The coefficients are sampled and sent as entry-wise ATOMO does with coordinates
+The flattened array is cut into blocks. An orthonormal discrete cosine transform (DCT-II) turns each block into coefficients,
+its components along cosines (the atoms). The coefficients are sampled and sent as entry-wise ATOMO does with coordinates
 (psnode.codecs.entrywise): c_i is sent with probability p_i = min(1, |c_i| / V), where the p_i add up to the budget, and decodes
-to c_i / p_i. The decoder applies the inverse transform. E decode = x up to float32 rounding, and E||decode - x||^2 =
-sum_i (V - |c_i|) |c_i| over |c_i| < V, because the transform preserves lengths. The remainder of the array is cut into blocks of
-smaller powers of two, the largest first.
+to c_i / p_i. The decoder applies the inverse transform. E decode = x up to float32 rounding, and E||decode - x||^2 = sum_i (V -
+|c_i|) |c_i| over |c_i| < V, because the transform preserves lengths. If the last block would be incomplete, the remaining
+coordinates are cut into blocks of smaller powers of two, the largest first.
 
     uint8      log2 of the block
     uint8      e: coefficients are sent unchanged if 0, divided by 2^8 if 1, times 2^40 if 2, so that they fit float32's range
@@ -46,10 +46,10 @@ _LARGE, _SMALL = 2.0**120, 2.0**-100  # a coefficient is at most 2^6.5 times the
 class Fourier(Codec):
     """fourier:budget=,block=64.
 
-    `budget`: the expected number of coefficients sent if at least 1, otherwise their share of all coefficients. The default is a
-    share of 1/16, which takes 0.4 bits per coordinate, like entrywise. On Gaussian values, the error equals that of entrywise.
-    The error is smaller if neighbours are alike, and larger if a few values stand out or most values are zero. `block`: the
-    number of neighbours transformed together, a power of two from 64 to 4096.
+    `budget`: the expected number of coefficients sent if at least 1, otherwise their share of all coefficients. The default is
+    a share of 1/16, which takes 0.4 bits per coordinate, like entrywise. On Gaussian values, the error equals the error of
+    entrywise. It is smaller if neighbouring values are alike, and larger if a few values stand out or most values are zero.
+    `block`: the number of neighbours transformed together, a power of two from 64 to 4096.
 
     A constant array has one non-zero coefficient per block, which is sent with probability 1:
 
@@ -81,7 +81,10 @@ class Fourier(Codec):
         return Entrywise(self.budget)
 
     def _transformed(self, x: Floats) -> tuple[int, float, Floats]:
-        """Return the field e, the limit, and the scaled coefficients to send, flat. Raises NonFiniteGradientError."""
+        """Return the field e, the limit of decoded magnitudes, and the coefficients to send, scaled and flat.
+
+        Raises NonFiniteGradientError.
+        """
         flat = x.reshape(-1)
         largest = max_norm(readonly(flat))
         if largest == NOT_FINITE:

@@ -1,6 +1,7 @@
 """IEEE half precision: 16 bits per coordinate, rounded to nearest even; values beyond +-65504 become +-65504.
 
-Magnitudes of at least 2^-14 keep 11 significant bits. Smaller ones become multiples of 2^-24, and those up to 2^-25 become 0.
+Magnitudes of at least 2^-14 keep 11 significant bits. Smaller magnitudes are rounded to multiples of 2^-24, and those up to
+2^-25 to 0.
 
     body   one uint16 per coordinate; infinity and NaN do not occur
 """
@@ -18,7 +19,7 @@ from psnode.codecs.rows.known.halves import Fp16Rows
 class Fp16(HalfPrecision):
     """fp16: no parameters.
 
-    Eleven significant bits within the format's range:
+    Decoded values have eleven significant bits within the format's range:
 
     >>> import numpy as np
     >>> from psnode.codecs import get_codec
@@ -31,5 +32,5 @@ class Fp16(HalfPrecision):
     limit = 0x7C00
 
     def formula(self) -> Formula:
-        """Return Fp16Rows."""
+        """Return the formula from which the codec's kernels are generated: Fp16Rows."""
         return Fp16Rows(self)

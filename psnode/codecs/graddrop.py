@@ -26,7 +26,7 @@ from psnode.codecs.table import number_of
 class Graddrop(Selector):
     """graddrop:ratio=0.01.
 
-    `ratio`: the expected share of entries sent, in (0, 1]; the paper drops 99 %.
+    `ratio`: the expected share of entries sent, in (0, 1]. In the paper it is 1 %.
 
     A short array is sampled completely, so that the share is exact:
 

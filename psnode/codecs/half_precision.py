@@ -1,4 +1,7 @@
-"""Base class of fp16 and bf16. The body is one uint16 code per value; the symbols are all high bytes, then all low bytes."""
+"""Base class of fp16 and bf16. The body is one uint16 code per value.
+
+The symbols for a lossless stage are the high bytes of all codes, then their low bytes.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ Halves = npt.NDArray[np.uint16]
 
 @kernel
 def _highest(codes: Halves) -> int:
-    """Return the largest code, without its sign bit."""
+    """Return the largest of the codes, compared without their sign bits."""
     top = np.uint16(0)
     for i in range(codes.size):
         top = max(top, np.uint16(codes[i] & np.uint16(0x7FFF)))

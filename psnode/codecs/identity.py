@@ -31,7 +31,10 @@ class Identity(Linear, Codec):
     traits = Traits(unbiased=True, lossless=True, linear=True, decodes_linearly=True)
 
     def merge(self, payloads: Sequence[Payload]) -> Payload:
-        """Return the payload of the sum of `payloads`, added in their order in float32. CodecValueError if there are none."""
+        """Return the payload of the sum of `payloads`, added in their order in float32.
+
+        Raises CodecValueError if `payloads` is empty.
+        """
         if not payloads:
             raise CodecValueError("merge needs at least one payload")
         shape = payloads[0].shape
@@ -59,7 +62,7 @@ class Identity(Linear, Codec):
         add_scaled(self._values(body, out.shape).reshape(-1), out.reshape(-1), weight)
 
     def _measure(self, body: Bytes, shape: Shape, room: Floats | None) -> Measured:
-        """Compute the norm in the same pass that checks that all values are finite."""
+        """Return the norm, computed in the pass over the values that checks that all of them are finite."""
         values = self._raw(body, shape)
         return Measured(norm_of(values, self.id), lambda out, weight: add_scaled(values, out.reshape(-1), weight))
 
@@ -70,7 +73,10 @@ class Identity(Linear, Codec):
         return values.reshape(shape)
 
     def _raw(self, body: Bytes, shape: Shape) -> Floats:
-        """Return the values, flat, without checking that they are finite. Raises PayloadError for a wrong length."""
+        """Return the values of a body, flat, without checking that they are finite.
+
+        Raises PayloadError if its length is wrong.
+        """
         if body.size != 4 * math.prod(shape):
             raise PayloadError(f"identity: a body of {body.size} bytes cannot hold float32 values of shape {shape}")
         return body.view(np.float32)

@@ -1,22 +1,22 @@
 """Clusters of values: a coordinate is sent as the id of its cluster and decodes to a mean.
 
-The mean is that of the cluster or, with buckets, of a hashed bucket in the cluster. Clusters are intervals of values between
-edges. The edges are chosen by an exact search for the least squared error, or for the least squared error at which the ids have
-an entropy of at most `rate` bits, which is the rate of a chain `lss+ans`. With buckets, every cluster has its own array of
-buckets. Coordinate i belongs to bucket h(i) of its cluster's array, where h is a function of the key. The means are always those
-of the array being encoded, even if the edges were fitted to another array. Therefore
+Without buckets this is the mean of the cluster. With buckets, every cluster has an array of buckets, and the mean is that of
+one bucket: coordinate i belongs to bucket h(i) of its cluster's array, where the hash function h depends on the key. Clusters
+are intervals of values between edges. An exact search finds the edges with the least squared error. If `rate` is given, it
+finds the least squared error at which the ids have an entropy of at most `rate` bits, which is the rate of a chain `lss+ans`.
+The means are always those of the array being encoded, even if the edges were fitted to another array. Therefore
 
     ||x - decode||^2 = ||x||^2 - sum of n_b mean_b^2 over all buckets (or clusters) b with n_b members
 
-which is never more than ||x||^2. For a Gaussian, clusters with ids of 1, 2, 3 bits leave an error of .363, .118, .0345 times
-||x||^2.
+which is never more than ||x||^2. For Gaussian values, clusters with ids of 1, 2 and 3 bits leave an error of .363, .118 and
+.0345 times ||x||^2.
 
     body   the means as side information, see psnode.codecs.sketches.means, then the ids in as many bits as K - 1 has, see
            psnode.codecs.kernels.planes
 
 Source: Ge, Zhang, Fu, Lai, Deng, Li, "CASQ: Accelerate distributed deep learning with sketch-based gradient quantization",
-CLUSTER 2021. The paper uses k-means on a sample split by sign, and sizes in proportion to entropy times |centre|
-(`allocation=weighted`).
+CLUSTER 2021. The paper instead finds clusters by k-means on a sample split by sign. Its bucket arrays have sizes in proportion
+to entropy times |centre|, as with `allocation=weighted`.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ _NO_KEY = np.zeros(2, np.uint64)
 class Lss(Fitted, Quantiser):
     """lss:bits=2,buckets=0,allocation=optimal,rate=,refit=1,codebook=
 
-    `bits`: the bits of an id, 1..8, for 2^bits clusters. `buckets`: the number of buckets per coordinate, in [0, 1]; 0: cluster
-    means only. `allocation`: the allocation of buckets to clusters, optimal or weighted. `rate`: the largest entropy of an id in
-    bits; empty: no limit. `refit`: the number of training steps from one fit of a segment's edges to the next, 1..10^6.
-    `codebook`: the result of `fit`, the edges in units of the root mean square, float32 in hexadecimal; empty: edges are
-    determined for each array.
+    `bits`: the bits of an id, 1..8, for 2^bits clusters. `buckets`: the number of buckets per coordinate, in [0, 1]; if 0, only
+    cluster means are sent. `allocation`: the rule that divides the buckets among the clusters, optimal or weighted. `rate`: the
+    largest entropy of an id in bits; if empty, there is no limit. `refit`: the number of training steps from one fit of a
+    segment's edges to the next, 1..10^6. `codebook`: the edges that `fit` found, in units of the root mean square, as float32
+    in hexadecimal; if empty, edges are determined for each array.
 
-    Four distinct values are the means of four clusters:
+    If an array has only four distinct values, they are the means of four clusters, and decoding is exact:
 
     >>> from psnode.codecs import get_codec
     >>> codec, x = get_codec("lss:bits=2"), np.array([1, -4, 2, 0.5, -4, 1], np.float32)
@@ -90,7 +90,7 @@ class Lss(Fitted, Quantiser):
 
     @property
     def traits(self) -> Traits:
-        """`one_scale`, because all tensors of a segment share its clusters, and `refit`."""
+        """`one_scale`, because all tensors of a segment share its clusters, and the number of steps between fits, `refit`."""
         return Traits(one_scale=True, refit=self.refit)
 
     def fit(self, x: Floats, rng: RandomSource) -> Lss:
@@ -123,7 +123,7 @@ class Lss(Fitted, Quantiser):
         return edges
 
     def _edges(self, x: Floats, key: Words) -> Floats:
-        """Return the edges for the flat `x`, followed by infinity. Raises NonFiniteGradientError."""
+        """Return the edges between the clusters of the flat `x`, followed by infinity. Raises NonFiniteGradientError."""
         if self.codebook is None:
             if not all_finite(x):
                 raise_nonfinite(x)
@@ -150,7 +150,7 @@ class Lss(Fitted, Quantiser):
         return sink is NOTHING or isinstance(sink, Moved)
 
     def _clustered(self, x: Floats, key: Words) -> tuple[Means, Bytes]:
-        """Return the means of the clusters or buckets, and the ids."""
+        """Return the means of the clusters or of their buckets, and the cluster id of every coordinate."""
         edges, table = self._edges(x, key), np.empty(cluster_ids.CELLS, np.uint8)
         k, codes = edges.size, np.empty(x.size, np.uint8)
         cluster_ids.lookup(readonly(edges[:-1]), table)

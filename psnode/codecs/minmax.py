@@ -1,8 +1,8 @@
 """Min-max: every coordinate is rounded at random, without bias, to one of 2^b equidistant values from minimum to maximum.
 
-With range r = max - min and n = 2^b - 1 steps, v decodes to one of its two neighbours. E decode = v, and the variance of a
-coordinate is f (1 - f) (r / n)^2 <= (r / n)^2 / 4, where f is the fractional part of (v - min) n / r. In general zero is not
-one of the 2^b values.
+Let r = max - min be the range and n = 2^b - 1 the number of steps. A coordinate v decodes to one of its two neighbours among
+these values. E decode = v, and the variance of a coordinate is f (1 - f) (r / n)^2 <= (r / n)^2 / 4, where f is the fractional
+part of (v - min) n / r. In general zero is not one of the 2^b values.
 
     body   uint32 bits b
            float32 min, float32 max
@@ -39,7 +39,7 @@ _SIDE = 12
 class MinMax(Generated, Quantiser):
     """minmax:bits=4. `bits` b per coordinate: 1, 2, 4 or 8.
 
-    The minimum and the maximum are exact:
+    The minimum and the maximum are decoded exactly:
 
     >>> from psnode.codecs import get_codec
     >>> codec, x = get_codec("minmax:bits=1"), np.array([-1, 3, -1, 3], np.float32)
@@ -58,15 +58,15 @@ class MinMax(Generated, Quantiser):
             raise CodecSpecError(f"minmax: bits={self.bits} must be one of {', '.join(map(str, WIDTHS))}")
 
     def formula(self) -> Formula:
-        """Return MinMaxRows."""
+        """Return the formula from which the codec's kernels are generated: MinMaxRows."""
         return MinMaxRows(self)
 
     def check_fields(self, body: Bytes) -> None:
-        """Raise PayloadError for a number of bits, a minimum or a maximum that encode never writes."""
+        """Raise PayloadError if the fields hold a number of bits, a minimum or a maximum that encode never writes."""
         _bits(body[:_SIDE])
 
     def _measure(self, body: Bytes, shape: Shape, room: Floats | None) -> Measured:
-        """Bound the norm by the larger magnitude of minimum and maximum."""
+        """Return an upper bound of the norm, from the larger magnitude of minimum and maximum."""
         size = math.prod(shape)
         self._read(body, size)
         top = float(np.abs(body[4:_SIDE].view(np.float32)).max())

@@ -1,14 +1,14 @@
 """Natural compression: every magnitude is rounded at random, without bias, to one of the two nearest powers of two.
 
-A magnitude 2^e (1 + f) is rounded to 2^(e+1) with probability f, otherwise to 2^e. E decode = v, and
-E||decode - v||^2 <= ||v||^2 / 8. No norm is needed. The range of the exponents determines the bits of a code: 6 for a million
-Gaussian values, at most 9.
+A magnitude 2^e (1 + f) is rounded to 2^(e+1) with probability f, otherwise to 2^e. E decode = v, and E||decode - v||^2 <=
+||v||^2 / 8. No norm is needed. The range of the exponents determines the number of bits of a code. It is 6 for a million
+Gaussian values, and at most 9.
 
     body   int16 t, the largest exponent; uint16 L, the number of exponents from t down (0..255)
            codes of bit_length(2 L) bits, see kernels.planes: 0 for 0, 1 + 2 j + (1 if negative) for +-2^(t - j)
 
-2^128 stands for the largest float32. Magnitudes below 2^(t - L + 1), which exist only if the exponents span more than 255, are
-rounded to 2^(t - L + 1) or to 0, also without bias.
+A magnitude rounded to 2^128 decodes to the largest float32. Magnitudes below 2^(t - L + 1) exist only if the exponents span
+more than 255. They are rounded to 2^(t - L + 1) or to 0, also without bias.
 
 Source: Horvath, Ho, Horvath, Sahu, Canini, Richtarik, "Natural Compression for Distributed Deep Learning", MSML 2022.
 """
@@ -39,7 +39,7 @@ _HIGHEST, _LOWEST = 128, -149
 class Natural(Generated, Quantiser):
     """natural: no parameters, omega <= 1/8.
 
-    Powers of two are exact:
+    Powers of two are decoded exactly:
 
     >>> from psnode.codecs import get_codec
     >>> codec, x = get_codec("natural"), np.array([0.5, -4, 0, 2], np.float32)
@@ -51,11 +51,11 @@ class Natural(Generated, Quantiser):
     traits = Traits(unbiased=True)
 
     def formula(self) -> Formula:
-        """Return NaturalRows."""
+        """Return the formula from which the codec's kernels are generated: NaturalRows."""
         return NaturalRows(self)
 
     def check_fields(self, body: Bytes) -> None:
-        """Raise PayloadError for exponents that float32 does not have."""
+        """Raise PayloadError if the fields hold exponents that float32 does not have."""
         _alphabet(body)
 
     def _read(self, body: Bytes, size: int) -> tuple[Coder, Bytes]:
@@ -90,7 +90,7 @@ class Natural(Generated, Quantiser):
 
 
 def _alphabet(body: Bytes) -> int:
-    """Return the size of the alphabet, by the fields at the start of `body`. PayloadError unless float32 has these exponents."""
+    """Return the number of symbols, from the fields at the start of `body`. PayloadError unless float32 has these exponents."""
     if body.size < _FIELDS:
         raise PayloadError(f"natural: a body of {body.size} bytes ends inside its fields")
     top, exponents = int(body[:2].view(np.int16)[0]), int(body[2:_FIELDS].view(np.uint16)[0])

@@ -1,17 +1,19 @@
 """NUQSGD: every coordinate is rounded at random, without bias, to 0 or to its bucket's norm times a power of two.
 
-In a bucket with norm n the magnitudes are 0, 2^-s n, ..., n / 2, n. A value between neighbours a < |v| < b is rounded to b with
-probability (|v| - a) / (b - a), otherwise to a. Its expected squared error is (b - |v|)(|v| - a), which is at most v^2 / 8 if
-|v| >= 2^-s n. The small values of a long-tailed bucket therefore have less error than on the even levels of qsgd.
+In a bucket with norm n the decoded magnitudes are 0, 2^-s n, ..., n / 2, n. If a < |v| < b for two neighbours a, b among them,
+a value v is rounded to magnitude b with probability (|v| - a) / (b - a), otherwise to a. Its expected squared error is (b -
+|v|)(|v| - a), which is at most v^2 / 8 if |v| >= 2^-s n. The small values of a long-tailed bucket therefore have less error
+than on the equidistant levels of qsgd.
 
     body   uint32 s, uint32 bucket B
            float32 norm of every bucket
            codes of bit_length(2 s + 2) bits, see kernels.planes: 0 for 0, 1 + 2 j + (1 if negative) for +-2^-j n
 
-s = 2^b - 2 uses nearly all codes of b + 1 bits: 2, 6, 14, 30, 62.
+If s is 2^b - 2 for an integer b, nearly all codes of b + 1 bits are used. These s are 2, 6, 14, 30, 62.
 
-In larger buckets, rows of 512 are coded like buckets of 512 after the norms have been computed. An interpreter decodes payloads
-whose levels differ from the instance's own, so that no payload of a peer causes a compilation.
+In a bucket of more than 512 coordinates, each row of 512 is coded like a bucket of 512 with the norm of the whole bucket. If
+the levels of a payload differ from those of the decoding instance, an interpreter decodes it, so that no payload of a peer
+causes a compilation.
 
 Source: Ramezani-Kebrya, Faghri, Markov, Aksenov, Alistarh, Roy, "NUQSGD: Provably Communication-efficient Data-parallel SGD via
 Nonuniform Quantization", JMLR 2021.
@@ -49,13 +51,16 @@ _FIELDS = 8
 
 
 class _BucketDecoder(NamedTuple):
-    """Decoder of a body with larger buckets: `coder` decodes the same levels in buckets of 512; a bucket has `rows` such rows."""
+    """Decoder of a body with buckets of more than 512 coordinates: `rows` rows of 512 per bucket.
+
+    `coder` decodes the same levels in buckets of 512.
+    """
 
     coder: Coder
     rows: int
 
     def decode(self, body: Bytes, out: Floats, weight: np.float32, adding: bool) -> None:
-        """Implement Decoder.decode."""
+        """Decode `body` as Decoder.decode describes."""
         start = _side_nbytes(out.size, self.rows * BLOCK)
         fields, norms = body[:_FIELDS], _repeated(body[_FIELDS:start].view(np.float32), self.rows, out.size)
         self.coder.decode(readonly(np.concatenate([fields, norms.view(np.uint8), body[start:]])), out, weight, adding)
@@ -68,7 +73,7 @@ class Nuqsgd(Generated, Quantiser):
     `levels`: s, 1..62; the smallest non-zero magnitude is 2^-s times the norm. `bucket`: the number of coordinates that share a
     norm, a multiple of 512. `norm`: l2, as in the paper, or max, which has less variance.
 
-    The norm times a power of two is exact:
+    A magnitude that is the norm times a power of two is decoded exactly:
 
     >>> from psnode.codecs import get_codec
     >>> codec, x = get_codec("nuqsgd:norm=max"), np.array([0.25, -4, 0, 2], np.float32)
@@ -92,7 +97,7 @@ class Nuqsgd(Generated, Quantiser):
             raise CodecSpecError(f"nuqsgd: bucket={self.bucket} must be a multiple of {BLOCK}")
 
     def formula(self) -> Formula | None:
-        """Return NuqsgdRows if buckets have 512 coordinates, else None."""
+        """Return the formula of the codec's kernels, NuqsgdRows, if buckets have 512 coordinates, else None."""
         return NuqsgdRows(self) if self.bucket == BLOCK else None
 
     def _max_body(self, shape: Shape) -> int:
@@ -127,7 +132,7 @@ class Nuqsgd(Generated, Quantiser):
         return coder if bucket == BLOCK else _BucketDecoder(coder, bucket // BLOCK), body
 
     def _measure(self, body: Bytes, shape: Shape, room: Floats | None) -> Measured:
-        """Bound the norm by the norms of the buckets, which no decoded magnitude exceeds."""
+        """Return an upper bound of the norm, from the norms of the buckets, which no decoded magnitude exceeds."""
         size = math.prod(shape)
         _, bucket, norms = _checked(body, size)
         return Measured(norm_of_buckets(norms, bucket, size), lambda out, weight: self._decode_add(body, out, weight))
@@ -162,13 +167,13 @@ def _bits(levels: int) -> int:
 
 @lru_cache(maxsize=64)
 def _coder_of_rows(codec: Nuqsgd) -> SumCoder:
-    """Return a coder of rows that reads the norms from the body. The body has the layout for buckets of 512."""
+    """Return a coder of rows of 512 that reads the norms from the body, which must have the layout for buckets of 512."""
     made = program_of(NuqsgdRows(codec))
     return SumCoder(made, compiled(text_of(made)))
 
 
 def _repeated(norms: Floats, rows: int, size: int) -> Floats:
-    """Return for each row the norm of its bucket, given the norms of buckets of `rows` rows."""
+    """Return the norm of every row, given the norms of the buckets, which have `rows` rows each."""
     return np.repeat(norms, rows)[: rows_of(size)]
 
 
@@ -177,7 +182,7 @@ def _side_nbytes(size: int, bucket: int) -> int:
 
 
 def _checked(body: Bytes, size: int) -> tuple[int, int, Any]:
-    """Return `_fields` of a body. Raises PayloadError unless the fields, the norms and the length are valid."""
+    """Return levels, bucket and norms of a body, as `_fields` does. Raises PayloadError unless they and the length are valid."""
     levels, bucket, norms = _fields(body, size)
     if body.size != _side_nbytes(size, bucket) + packed_nbytes(size, _bits(levels)):
         raise PayloadError(f"nuqsgd: a body of {body.size} bytes cannot hold {size} codes with {levels=}, {bucket=}")

@@ -3,7 +3,7 @@
     body   side information   a multiple of 4 bytes
            signs              1 bit per coordinate, 1 if negative, see psnode.codecs.kernels.sign; zeros to a whole byte
 
-The sign of a zero is drawn at random, with probability 1/2 each, so that a zero is pushed in neither direction on average.
+The sign of a zero is drawn at random, with probability 1/2 for each sign, so that a zero moves in neither direction on average.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ from psnode.errors import PayloadError
 
 
 class Levels(NamedTuple):
-    """Bucket size (at least 1), and for each bucket the decoded values of its negative (`low`) and other (`high`) coordinates."""
+    """Decoded values of each bucket, and the size `bucket` of the buckets, at least 1.
+
+    `low`: the decoded value of each bucket's negative coordinates. `high`: the decoded value of its other coordinates.
+    """
 
     bucket: int
     low: Floats
@@ -33,13 +36,13 @@ class Levels(NamedTuple):
 
 
 class _InBuckets(NamedTuple):
-    """Decoder of a body whose signs start at byte `start`."""
+    """Decoder of a body whose signs start at byte `start`; every bucket has the two values in `levels`."""
 
     start: int
     levels: Levels
 
     def decode(self, body: Bytes, out: Floats, weight: np.float32, adding: bool) -> None:
-        """Implement Decoder.decode."""
+        """Decode `body` as Decoder.decode describes."""
         bucket, low, high = self.levels
         if adding:
             low, high = weight * low, weight * high
@@ -55,18 +58,18 @@ class Binary(Generated, Quantiser):
 
     @abstractmethod
     def _levels(self, side: Bytes, size: int) -> Levels:
-        """Read the two values of every bucket from `side`. Raises PayloadError."""
+        """Return the two values of every bucket, read from `side`. Raises PayloadError."""
 
     @abstractmethod
     def _split(self, body: Bytes, size: int) -> int:
-        """Return the offset of the signs in an unchecked `body`. Raises PayloadError."""
+        """Return the offset of the signs in a `body` that has not been checked. Raises PayloadError."""
 
     def _max_body(self, shape: Shape) -> int:
         size = math.prod(shape)
         return self._side_nbytes(size) + -(-size // 8)
 
     def _measure(self, body: Bytes, shape: Shape, room: Floats | None) -> Measured:
-        """Bound the norm by the larger magnitude of each bucket's two values."""
+        """Return an upper bound of the norm, from the larger magnitude of each bucket's two values."""
         size = math.prod(shape)
         bucket, low, high = self._checked(body, size).levels
         norm = norm_of_buckets(np.maximum(np.abs(low), np.abs(high)), bucket, size)

@@ -1,16 +1,16 @@
 """1-bit SGD: every coordinate decodes to the mean of the coordinates with the same sign.
 
-Let P coordinates with sum s be sent as positive and N with sum -t as negative. For these signs the two means s / P and -t / N
-have the least squared error: ||x - y||^2 = ||x||^2 - s^2 / P - t^2 / N, and sum y = sum x. The sign of a zero is drawn at
-random, and the zero is included in the mean of this sign. The codec is biased, because the expected decoded value of a zero is
-the average of the two means. It is meant for error feedback.
+Let P coordinates with sum s be sent as positive, N with sum -t as negative, and let y be the decoded array. For these signs the
+two means s / P and -t / N have the least squared error: ||x - y||^2 = ||x||^2 - s^2 / P - t^2 / N, and sum y = sum x. The sign
+of a zero is drawn at random, and the zero counts in the mean of this sign. The codec is biased, because the expected decoded
+value of a zero is the average of the two means. It is meant for error feedback.
 
     body   float32 mean of the negative coordinates, float32 mean of the others; 0 if there are no such coordinates
            signs: see psnode.codecs.one_bit_base
 
 Source: Seide, Fu, Droppo, Li, Yu, "1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed Training
-of Speech DNNs", Interspeech 2014. In the paper every column of a matrix has two means of its own; in this codec every segment
-has.
+of Speech DNNs", Interspeech 2014. In the paper there are two means for every column of a matrix. In this codec there are two
+for every segment.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class OneBit(Binary):
         return _SIDE
 
     def formula(self) -> Formula:
-        """Return OneBitRows."""
+        """Return the formula from which the codec's kernels are generated: OneBitRows."""
         return OneBitRows(self)
 
     def check_fields(self, body: Bytes) -> None:

@@ -1,20 +1,23 @@
 """Polar: multilevel polar source coding with shaping. Its error is within tenths of a decibel of the least possible at its rate.
 
-Reproduction values are a scale times the points a_k = 2 k - (M - 1), M = 2^levels. The bits of k are coded level by level, in
-blocks of N values. The bits b of a level are u G, where G is the polar transform. The u_i are decided in order, each given the
-bits before it. If the values say little about u_i, it is frozen: it is drawn at random, from a seed known to both sides, with its
-probability under the prior. The prior is the distribution of the reproductions of a Gaussian source. Otherwise u_i is the bit
-that is likelier given the values, and it is arithmetic-coded with its prior. The error approaches the rate-distortion function
-D = 4^-R as N grows; see docs/results.
+A value decodes to a scale times one of the points a_k = 2 k - (M - 1), where M = 2^levels. The bits of k are coded level by
+level, in blocks of N values. The N bits b of a level are u G, where G is the polar transform. The bits u_i are chosen in order,
+each given the bits before it. The prior is the distribution of the decoded values of a Gaussian source. If the values say
+little about u_i, this bit is frozen: it is drawn at random with its probability under the prior, from a seed known to both
+sides, and is not sent. Otherwise u_i is the bit that is likelier given the values, and it is arithmetic-coded with its prior.
+At a rate of R bits per value the error approaches the rate-distortion function D = 4^-R as N grows; see docs/results.
 
-Encoder and decoder compute the priors in the same integer arithmetic, so that they agree on every machine. The values that share
-a scale, 2^16 neighbours, are treated as Gaussian. The scale that is sent is the one with the least squared error, so that
-||x - decode|| <= ||x||. Values whose root mean square is below 2^-100 become zeros. With `prior=empirical` groups of 64
-neighbours are first sorted by energy and coded at rates between 0 and 4, if this gains enough (polarcodes.energy_groups). With
-`rotate=true` the values that share a scale are rotated at random, and the scale is chosen so that the decoded vector has no error
-in the direction of x (polarcodes.hadamard); an error of alpha ||x||^2 becomes alpha / (1 - alpha) ||x||^2. The mean of the
-decoded vector is then x, except for vectors in which a few non-zero values outweigh all others: the decoded values of these few
-differ from each other by some hundredths too little. Therefore the codec does not count as unbiased.
+Encoder and decoder compute the priors in the same integer arithmetic, so that they agree on every machine. Every 2^16
+neighbours share a scale and are treated as Gaussian. The scale that is sent is the one with the least squared error, so that
+||x - decode|| <= ||x||. If the root mean square of the values that share a scale is below 2^-100, they become zeros.
+
+With `prior=empirical` groups of 64 neighbours are first sorted by energy and coded at rates between 0 and 4, if this gains
+enough (polarcodes.energy_groups).
+
+With `rotate=true` the values that share a scale are rotated at random, and the scale is chosen so that the decoded vector has
+no error in the direction of x (polarcodes.hadamard). An error of alpha ||x||^2 thus becomes alpha / (1 - alpha) ||x||^2. The
+mean of the decoded vector is then x, except for vectors in which a few non-zero values outweigh all others: the decoded values
+of these few differ from each other by some hundredths too little. Therefore the codec does not have the trait `unbiased`.
 
     body   uint8 rate in halves of a bit: 1, 2, 3, 4, 6 or 8; uint8 log2 of the longest block; uint8 1 if groups are sorted, 2 if
            values are rotated, or 0; uint8 edition of the designs; two uint64 key words
@@ -63,11 +66,11 @@ _PRIORS = ("auto", "empirical", "gaussian")
 class Polar(FlatCodec):
     """polar:rate=1,block=16384,rotate=false,prior=auto.
 
-    `rate`: bits per coordinate: 0.5, 1, 1.5, 2, 3 or 4. `block`: N, the largest block length: 2^10, 2^12, 2^14, 2^16 or 2^18. 32
-    blocks are coded in parallel, so that arrays shorter than 32 N have shorter blocks. `rotate`: rotate at random, which makes
-    the codec nearly unbiased if many values are not zero. `prior`: empirical, with a variance for every 64 values, determined for
-    each array, has the least error on gradients; gaussian has one variance for 2^16 values; auto is gaussian with rotation, else
-    empirical.
+    `rate`: bits per coordinate: 0.5, 1, 1.5, 2, 3 or 4. `block`: N, the largest block length: 2^10, 2^12, 2^14, 2^16 or 2^18.
+    32 blocks are coded in parallel, so that arrays shorter than 32 N have shorter blocks. `rotate`: rotate at random, which
+    makes the codec nearly unbiased if many values are not zero. `prior`: empirical determines a variance for every 64 values of
+    each array, and has the least error on gradients; gaussian has one variance for 2^16 values; auto is gaussian with rotation,
+    else empirical.
 
     At one bit per coordinate the error is near the least possible for a Gaussian source, 1/4:
 
@@ -99,11 +102,11 @@ class Polar(FlatCodec):
             )
 
     def contractive(self) -> Codec:
-        """Return the form without rotation."""
+        """Return this codec without rotation."""
         return replace(self, rotate=False)
 
     def kernel_parts(self) -> Sequence[Callable[[], None]]:
-        """Return the parts in the order of their time of compilation, the longest first."""
+        """Return functions that run one part of the kernels each, ordered by their time of compilation, the longest first."""
         return kernel_parts.classes, kernel_parts.writing, kernel_parts.reading, kernel_parts.corrections
 
     @property
@@ -122,7 +125,10 @@ class Polar(FlatCodec):
         return _FIELDS + max(plain + 4 * (_TAIL - 1) * self.rotate, self._max_sorted(size))
 
     def _max_sorted(self, size: int) -> int:
-        """Return the largest number of bytes after the fields if groups are sorted. A class exceeds its rate by up to _excess."""
+        """Return the largest number of bytes after the fields if groups are sorted, else 0.
+
+        A class exceeds its rate by up to _excess.
+        """
         if not self._sorts or not _LEAST_SORTED <= size <= outliers.MOST:
             return 0
         count = -(-size // energy_groups.GROUP)
@@ -161,11 +167,14 @@ class Polar(FlatCodec):
         return end
 
     def _fuses(self, source: Source, sink: Sink) -> bool:
-        """Accept NOTHING and, without rotation, sinks that move a target: encoding then also yields the decoded values."""
+        """Return True for the sink NOTHING and, without rotation, for sinks that move a target.
+
+        Without rotation, encoding also yields the decoded values.
+        """
         return sink is NOTHING or (isinstance(sink, Moved) and not self.rotate)
 
     def _write_sorted(self, x: Floats, found: energy_groups.Arranged, key: Words, body: Bytes, sink: Sink) -> int:
-        """Write classes, outliers and the coded stream; return the number of bytes."""
+        """Write classes, outliers and the coded stream to `body`; return the number of bytes."""
         z, y = np.zeros_like(found.values), np.empty_like(x)
         blocks = bytes_of.class_blocks(found.classes.ids, self._longest)
         coded = bytes_of.code(found.values, blocks, False, key, z, capped=True)
@@ -180,7 +189,7 @@ class Polar(FlatCodec):
         return start + used + coded.put(body[start + used :])
 
     def _sorted(self, x: Floats) -> energy_groups.Arranged | None:
-        """Return the values sorted by energy, or None if sorting is disabled, not possible or of little gain."""
+        """Return the values of `x` sorted by energy, or None if sorting is disabled, is not possible, or gains little."""
         if not self._sorts or not _LEAST_SORTED <= x.size <= outliers.MOST:
             return None
         size = root_mean_square(x)
@@ -209,14 +218,14 @@ class Polar(FlatCodec):
 
 
 def _move(decoded: Floats, sink: Sink) -> None:
-    """Add or subtract the decoded values if `sink` is Moved."""
+    """Add the decoded values, times the sink's weight, to the sink's target if `sink` is Moved."""
     if isinstance(sink, Moved):
         add_scaled(decoded, sink.target.reshape(-1), np.float32(sink.weight))
 
 
 @cache
 def _excess(longest: int) -> float:
-    """Return by how many bits per value a class may exceed its rate, if each coded u_i takes one bit."""
+    """Return the largest number of bits per value by which a class may exceed its rate, if each coded u_i takes one bit."""
     return max(
         float((~designs.load(rate, log_length).frozen).sum()) / (1 << log_length) - rate
         for rate in designs.RATES
@@ -225,7 +234,10 @@ def _excess(longest: int) -> float:
 
 
 def _fields(body: Bytes) -> tuple[float, int, bool, bool]:
-    """Return rate, log2 of the longest block, and two flags: groups are sorted, values are rotated. Raises PayloadError."""
+    """Return the rate, log2 of the longest block, and two flags: whether groups are sorted, and whether values are rotated.
+
+    Raises PayloadError.
+    """
     if body.size < _FIELDS:
         raise PayloadError(f"polar: a body of {body.size} bytes ends inside its fields")
     halves, longest, kind, edition = body[:4].tolist()

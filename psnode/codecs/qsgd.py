@@ -5,10 +5,10 @@ fractional part of s |v| / n, and decodes to sign(v) n / s times its level. E de
 bucket, E||decode - v||^2 <= min(B / s^2, sqrt(B) / s) ||v||^2. A code has bit_length(2 s) bits per coordinate, which is
 1 + log2(s + 1) if s = 2^k - 1; a bucket adds 32 bits.
 
-With `factors`, a bucket x that would decode to y is sent with n <x, y> / <y, y> in place of n. It then decodes to the multiple of
-y nearest to x, at a squared distance of ||x||^2 (1 - cos^2(x, y)). This form is biased, but it is a contraction of every bucket;
-it is meant for error feedback. It takes one sweep, whereas one factor for all buckets would take two. The format of the payload
-is the same.
+With `factors`, a bucket x that would decode to y is sent with n <x, y> / <y, y> in place of n. It then decodes to the multiple
+of y nearest to x, at a squared distance of ||x||^2 (1 - cos^2(x, y)). This form is biased, but it is a contraction of every
+bucket, and is meant for error feedback. Encoding takes one sweep, whereas one factor for all buckets would take two. The
+payload has the same format with and without `factors`.
 
     body   uint32 levels s, uint32 bucket B
            float32 norm of every bucket
@@ -56,12 +56,12 @@ _NO_WORDS = np.empty(0, np.uint32)
 class Qsgd(Quantiser):
     """qsgd:levels=15,bucket=512,norm=l2.
 
-    `levels`: the number s of non-zero magnitudes, 1..32767. `bucket`: the number of coordinates that share a norm; small buckets
-    take more bits, large buckets have more variance. `norm`: l2 or max. At the same s, max has less variance (the largest value
-    is at the largest level) but is less sparse. `factors`: scale every bucket for the least squared error, which is biased;
-    `bucket` must then be a multiple of 512.
+    `levels`: the number s of non-zero magnitudes, 1..32767. `bucket`: the number of coordinates that share a norm; small
+    buckets take more bits, large buckets have more variance. `norm`: l2 or max. At the same s, max has less variance, because
+    the largest value is at the largest level, but fewer values decode to 0. `factors`: scale every bucket for the least squared
+    error. The codec is then biased, and `bucket` must be a multiple of 512.
 
-    Fifteenths of the norm are exact:
+    With 15 levels, multiples of a fifteenth of the norm are decoded exactly:
 
     >>> from psnode.codecs import get_codec
     >>> codec, x = get_codec("qsgd:levels=15,norm=max"), np.array([15, -7, 0, 1], np.float32)
@@ -78,7 +78,7 @@ class Qsgd(Quantiser):
 
     @property
     def traits(self) -> Traits:
-        """Unbiased without factors."""
+        """The traits of the codec. It is unbiased without `factors`."""
         return Traits(unbiased=not self.factors)
 
     def __post_init__(self) -> None:
@@ -113,13 +113,13 @@ class Qsgd(Quantiser):
         return used
 
     def _lost(self, error: Floats, sink: Sink, size: int) -> Lost:
-        """Return the kernel's outputs besides the payload. With `factors` the inner products serve as workspace."""
+        """Return the kernel's outputs other than the payload. With `factors` their inner products serve as workspace."""
         return Lost(error, np.zeros(2) if self.factors else sink.dots(size))
 
     def _quantise(self, x: Floats, parts: PartTable, key: Words, out: Body, lost: Lost) -> int:
-        """Write norms and codes of `x`, to which `parts` are added; return the number of coordinates done.
+        """Write norms and codes of `x`, to which `parts` are added; return the number of coordinates that were processed.
 
-        Fewer than all coordinates are done if a value is not finite.
+        This number is less than the number of all coordinates if a value is not finite.
         """
         form, draws = Form(self.norm == "l2", self.factors), Draws(key, number_of(self.id))
         return kernels.encode(x, parts, _grid(self.levels, self.bucket), form, draws, out, lost)
@@ -131,7 +131,7 @@ class Qsgd(Quantiser):
         self._read(body, out, weight, True)
 
     def _measure(self, body: Bytes, shape: Shape, room: Floats | None) -> Measured:
-        """Bound the norm by the norms of the buckets, which no decoded magnitude exceeds."""
+        """Return an upper bound of the norm, from the norms of the buckets, which no decoded magnitude exceeds."""
         size = math.prod(shape)
         levels, bucket = _checked(body, size)
         norms = _views(body, size, levels, bucket).norms
@@ -179,7 +179,7 @@ def _body_nbytes(size: int, levels: int, bucket: int) -> int:
 
 
 def _fields(body: Bytes, size: int) -> tuple[int, int]:
-    """Return levels and bucket of a body. Raises PayloadError unless these and the norms are valid."""
+    """Return levels and bucket of a body. Raises PayloadError unless they and the norms are valid."""
     levels, bucket = body[:_FIELDS].view(np.uint32).tolist() if body.size >= _FIELDS else (0, 0)
     if not 1 <= levels <= MAX_LEVELS or not 1 <= bucket <= MAX_COORDINATES:
         raise PayloadError(f"qsgd: {levels=}, {bucket=} in a body of {body.size} bytes")

@@ -1,7 +1,7 @@
 """Rand-k: k random entries, whose indices sender and receiver derive from a key, so that no indices are sent.
 
 All sets of k of the d coordinates are equally likely. Values are scaled by d / k, so that E decode = x and E||decode - x||^2 =
-(d / k - 1) ||x||^2 exactly. Without scaling, for feedback loops, the expected error is (1 - k / d) ||x||^2.
+(d / k - 1) ||x||^2 exactly. In feedback loops values are not scaled, and the expected error is (1 - k / d) ||x||^2.
 
     side information   uint64 key[2], uint32 k; psnode.codecs.selection.subset derives the set from these
     values             x_i d / k by ascending i, rounded to float32 once and limited to its finite range
@@ -32,10 +32,10 @@ _SIDE = 20
 class Randk(Selector):
     """randk:ratio=0.01,scaled=true.
 
-    `ratio`: k / d, in (0, 1]; k is at least 1. `scaled=false`: send the entries unscaled; this form is biased and meant for
-    feedback loops.
+    `ratio`: k / d, in (0, 1]; k is at least 1. `scaled=false`: send the entries unscaled. The codec is then biased and meant
+    for feedback loops.
 
-    Half of the entries are sent, doubled so that the expectation is x:
+    With ratio 0.5, half of the entries are sent. They are doubled so that the expectation is x:
 
     >>> from psnode.codecs import get_codec
     >>> codec, x = get_codec("randk:ratio=0.5"), np.ones(8, np.float32)
@@ -54,11 +54,11 @@ class Randk(Selector):
 
     @property
     def traits(self) -> Traits:
-        """Sparse; unbiased if entries are scaled."""
+        """The traits of the codec: sparse, and unbiased if entries are scaled."""
         return Traits(sparse=True, unbiased=self.scaled)
 
     def contractive(self) -> Randk:
-        """Return the form with scaled=false."""
+        """Return this codec with scaled=false."""
         return dataclasses.replace(self, scaled=False) if self.scaled else self
 
     def _most(self, size: int) -> int:

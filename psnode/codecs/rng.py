@@ -1,8 +1,9 @@
 """Random words as a function of a key, a stream and a counter, by Threefry 4x32-13 (psnode.codecs.kernels.threefry).
 
-A key is the two uint64 words (w0, w1) that encode draws. Call c of stream s returns four uint32: the output of Threefry for the
-counter (c, s, 0, 0) and the key (low w0, high w0, low w1, high w1), where low and high are halves of 32 bits. The lowest byte of
-a stream is the wire number of the stage that uses it, so that no two stages of a chain share randomness.
+A key consists of the two uint64 words w0 and w1 that encode draws. Call c of stream s returns four uint32 words. They are the
+output of Threefry for the counter (c, s, 0, 0) and the key (low w0, high w0, low w1, high w1), where low and high denote the
+halves of 32 bits. The lowest byte of a stream's number is the wire number of the stage that uses it, so that no two stages of a
+chain share randomness.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Draws(NamedTuple):
 
 @inlined
 def _split(key: Words) -> Four:
-    """Return the four uint32 of a Threefry key in two uint64 words."""
+    """Return the four uint32 of the Threefry key that the two uint64 words of `key` hold."""
     low = np.uint64(_LOW)
     half = np.uint64(32)
     return np.uint32(key[0] & low), np.uint32(key[0] >> half), np.uint32(key[1] & low), np.uint32(key[1] >> half)
@@ -45,13 +46,13 @@ def _call(key: Four, stream: int, counter: int) -> Four:
 
 @inlined
 def call(key: Words, stream: int, counter: int) -> Four:
-    """Return the four words of call `counter` of `stream`."""
+    """Return the four random words of call number `counter` of `stream`."""
     return _call(_split(key), stream, counter)
 
 
 @inlined
 def fill_here(out: Words32, key: Words, stream: int, first: int) -> None:
-    """Do the same as `fill`, but inlined into the calling kernel. The calling kernel should call `wide`."""
+    """Fill `out` as `fill` does, but inlined into the calling kernel. The calling kernel should call `wide`."""
     split = _split(key)
     for j in range(BLOCK):
         a, b, c, d = _call(split, stream, first + j)
@@ -63,7 +64,10 @@ def fill_here(out: Words32, key: Words, stream: int, first: int) -> None:
 
 @kernel
 def fill(out: Words32, key: Words, stream: int, first: int) -> None:
-    """Fill `out` (256 uint32) with calls first..first+63 in four planes: word w of call first+j goes to out[64*w + j]."""
+    """Fill `out` (256 uint32) with the words of calls first..first+63 of `stream`, in four planes.
+
+    Word w of call first + j goes to out[64*w + j].
+    """
     wide()
     fill_here(out, key, stream, first)
 
@@ -77,7 +81,7 @@ def _one(counter: Words32, key: Words32) -> Words32:
 
 
 def threefry(counter: Words32, key: Words32) -> Words32:
-    """Return four uint32: Threefry 4x32-13 of a counter and a key, which are four uint32 each."""
+    """Return the output of Threefry 4x32-13, four uint32, for a counter and a key of four uint32 each."""
     return _one(counter, key)
 
 
@@ -92,17 +96,17 @@ def words(key: Words, stream: int, calls: int, first: int = 0) -> Words32:
 
 @dataclass(frozen=True)
 class Key:
-    """A source of randomness for one call of encode: `integers` always returns the same two words."""
+    """A source of randomness for one call of encode: its method `integers` always returns the same two words."""
 
     words: tuple[int, int]
 
     @classmethod
     def derive(cls, *parts: int | str) -> Key:
-        """Return the key of a tuple such as (seed, purpose, rank, step, group, segment).
+        """Return the key that is a function of `parts`, for example (seed, purpose, rank, step, group, segment).
 
         A part is an integer in 0..2**64-1, or a name of at most 8 UTF-8 bytes, which are read as a little-endian integer. The
-        state starts as (number of parts, 0, 0, 0) and is encrypted by Threefry once per part, with the key (low 32 bits, high 32
-        bits, 0, 0) of the part. The last state is the key. Raises CodecValueError.
+        state starts as (number of parts, 0, 0, 0). Threefry encrypts it once per part, with the key (low 32 bits, high 32 bits,
+        0, 0) of the part. The last state is the result. Raises CodecValueError.
         """
         state = np.array([len(parts), 0, 0, 0], np.uint32)
         for part in parts:
@@ -114,7 +118,7 @@ class Key:
         return cls((first, second))
 
     def integers(self, low: int, *, size: int, dtype: type[np.uint64]) -> Words:
-        """Return the two words. Raises CodecValueError unless two words below 2**64 are requested, as encode does."""
+        """Return the two words. Raises CodecValueError unless the call asks for two words below 2**64, as encode does."""
         if low != 2**64 or size != 2:
             raise CodecValueError(f"a Key holds two words below 2**64, not {size} below {low}")
         return np.array(self.words, dtype)

@@ -1,8 +1,8 @@
 """Scaled sign: every coordinate decodes to its sign times the mean magnitude of its bucket. A coordinate takes 1 bit.
 
-For a bucket v of B coordinates and s = ||v||_1 / B, the decoded w has ||v - w||^2 = ||v||^2 - ||v||_1^2 / B, the least error of
-any multiple of the signs. The codec is a contraction for any signs of the zeros; for a Gaussian, the error is .3634 ||v||^2. The
-codec is biased, and meant for error feedback.
+Let v be a bucket of B coordinates. It decodes to w, the signs of v times s = ||v||_1 / B. Then ||v - w||^2 = ||v||^2 -
+||v||_1^2 / B, which is the least error of any multiple of the signs. The codec is a contraction, for any choice of the signs of
+zeros. The error is .3634 ||v||^2 for Gaussian values. The codec is biased, and meant for error feedback.
 
     body   uint32 bucket B; 0: one bucket of all coordinates
            float32 s of every bucket, not negative
@@ -41,7 +41,7 @@ _FIELD = 4
 class ScaledSign(Binary):
     """scaledsign:bucket=0. `bucket`: the number of coordinates that share a magnitude; 0: all coordinates.
 
-    The mean magnitude with the sign of each coordinate:
+    Each coordinate decodes to the mean magnitude with its own sign:
 
     >>> from psnode.codecs import get_codec
     >>> codec, x = get_codec("scaledsign"), np.array([1, -2, 3, -4], np.float32)
@@ -59,18 +59,18 @@ class ScaledSign(Binary):
 
     @property
     def traits(self) -> Traits:
-        """`one_scale` if bucket=0."""
+        """The traits of the codec: `one_scale` if bucket=0."""
         return Traits(one_scale=not self.bucket)
 
     def _side_nbytes(self, size: int) -> int:
         return _FIELD + 4 * -(-size // (self.bucket or size))
 
     def formula(self) -> Formula | None:
-        """Return ScaledSignRows if bucket=0, else None."""
+        """Return the formula of the codec's kernels, ScaledSignRows, if bucket=0, else None."""
         return None if self.bucket else ScaledSignRows(self)
 
     def check_fields(self, body: Bytes) -> None:
-        """Raise PayloadError unless `body` starts with valid fields of one bucket."""
+        """Raise PayloadError unless `body` starts with the valid fields of an array coded as one bucket."""
         self._levels(body[: _FIELD + 4], 1)
 
     def _fuses(self, source: Source, sink: Sink) -> bool:

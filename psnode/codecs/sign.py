@@ -2,10 +2,10 @@
 
     body   1 bit per coordinate, 1 if negative: bit i mod 8 of byte i // 8; zeros to a whole byte
 
-The sign of a zero is drawn at random, with probability 1/2 each, so that a zero is pushed in neither direction on average.
+The sign of a zero is drawn at random, with probability 1/2 for each sign, so that a zero moves in neither direction on average.
 
-The codec is biased and not a contraction. Its form for feedback loops is scaledsign, the multiple of the signs with the least
-error.
+The codec is biased and not a contraction. In feedback loops the codec scaledsign replaces it, which decodes to the multiple of
+the signs with the least error.
 
 Source: Bernstein, Wang, Azizzadenesheli, Anandkumar, "signSGD: Compressed Optimisation for Non-Convex Problems", ICML 2018.
 """
@@ -47,7 +47,7 @@ class Sign(Generated, Quantiser):
         return ScaledSign()
 
     def formula(self) -> Formula:
-        """Return SignRows."""
+        """Return the formula from which the codec's kernels are generated: SignRows."""
         return SignRows(self)
 
     def _read(self, body: Bytes, size: int) -> tuple[Coder, Bytes]:
@@ -56,7 +56,7 @@ class Sign(Generated, Quantiser):
         return coder, body
 
     def _measure(self, body: Bytes, shape: Shape, room: Floats | None) -> Measured:
-        """Compute the norm from the size: every decoded magnitude is 1."""
+        """Return the norm, which follows from the size, because every decoded magnitude is 1."""
         size = math.prod(shape)
         self._read(body, size)
         return Measured(math.sqrt(size), lambda out, weight: self._decode_add(body, out, weight))

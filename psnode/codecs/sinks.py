@@ -18,10 +18,13 @@ from psnode.codecs.arrays import Float64s, Floats, check_target
 
 
 class Sink:
-    """A use of the decoded values. The base class itself does nothing with them."""
+    """A use of the decoded values while an array is encoded. The base class does nothing with them."""
 
     def dots(self, size: int) -> Float64s:
-        """Return an array in which kernels accumulate <x, y> and <y, y> of `size` coordinates; empty if they are not needed."""
+        """Return an array in which kernels accumulate <x, y> and <y, y> of `size` coordinates.
+
+        It is empty if they are not needed.
+        """
         return np.zeros(0)
 
 
@@ -29,7 +32,7 @@ NOTHING = Sink()
 
 
 class Moved(Sink):
-    """target += weight * y; `target` is float32, contiguous and of the shape of x."""
+    """Sink that computes target += weight * y. `target` is float32, contiguous and of the shape of x."""
 
     weight: ClassVar[int]
 
@@ -39,19 +42,22 @@ class Moved(Sink):
 
 
 class Subtracted(Moved):
-    """target -= y."""
+    """Sink that computes target -= y."""
 
     weight = -1
 
 
 class Added(Moved):
-    """target += y."""
+    """Sink that computes target += y."""
 
     weight = 1
 
 
 class InnerProducts(Sink):
-    """The inner products `xy` = <x, y> and `yy` = <y, y>, summed by trees (psnode.codecs.kernels.dots); 0 before encoding."""
+    """Sink that computes the inner products `xy` = <x, y> and `yy` = <y, y>, which are 0 before encoding.
+
+    They are summed by trees (psnode.codecs.kernels.dots).
+    """
 
     xy: float = 0.0
     yy: float = 0.0

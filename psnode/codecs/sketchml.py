@@ -1,15 +1,17 @@
 """SketchML: values in bins of equal counts, with the bin numbers in a sketch that never increases a magnitude.
 
-The indices of the non-zero coordinates are sent as a set. Their values fall into quantile bins, separately by sign, so that no
-sign changes; a value decodes to the mean of a bin. The bins of each sign are divided into groups. For every coordinate the group
-of its bin is sent as a label. The number of the bin within the group, counted from zero outwards, is stored in a MinMaxSketch, in
-one hashed cell of each row. A cell keeps the minimum of its numbers, and the decoder takes the maximum over a coordinate's cells.
-If coordinates share cells, a value therefore decodes to the mean of its own bin or of a bin of the same group nearer to zero,
-never of a bin farther from zero.
+The indices of the non-zero coordinates are sent as a set. Their values are sorted into quantile bins, separately by sign so
+that no sign changes. A value decodes to the mean of a bin. The bins of each sign are divided into groups. For every coordinate
+sent, the group of its bin is sent as a label.
 
-With r rows of c cells per value, and bins of equal counts, H(group) + r c log2(bins per group) bits per value are sent besides
-the set of indices, which costs less than 1.03 log2 binomial(d, n) bits. With rows=0 there is no sketch, and the number of its bin
-is sent for every value.
+The number of the bin within its group is counted from the bin nearest to zero. This number is stored in a MinMaxSketch, in one
+hashed cell of each row. A cell keeps the minimum of the numbers stored in it, and the decoder takes the maximum over a
+coordinate's cells. Coordinates may share cells. A value therefore decodes to the mean of its own bin or of a bin of the same
+group nearer to zero, never of a bin farther from zero.
+
+For n non-zero values among d coordinates, the set of indices costs less than 1.03 log2 binomial(d, n) bits. With r rows of c
+cells per value, and bins of equal counts, each value costs another H(group) + r c log2(bins per group) bits, where H(group) is
+the entropy of the label. With rows=0 there is no sketch, and for every value the number of its bin is sent.
 
     body      the side information, see psnode.codecs.sketches.bins; then the symbols, in planes of as many bits as the largest
               symbol of the alphabet has
@@ -89,7 +91,7 @@ class SketchMl(Quantiser):
         return side + packed_nbytes(codes, bits_for(alphabet))
 
     def _binned(self, x: Floats, key: Words) -> tuple[Bins, Bytes]:
-        """Return the bins of the flat x and all symbols. Raises NonFiniteGradientError."""
+        """Return the bins of the flat array `x`, and all symbols: labels and sketch. Raises NonFiniteGradientError."""
         if not all_finite(x):
             raise_nonfinite(x)
         places = np.flatnonzero(x).astype(np.uint32)
@@ -126,7 +128,7 @@ class SketchMl(Quantiser):
         return side.size + pack(codes, bins.alphabet, body[side.size :])
 
     def _read(self, body: Bytes, size: int) -> tuple[Bins, Floats]:
-        """Return the bins, and the decoded value of every coordinate sent. Raises PayloadError."""
+        """Return the bins, and the decoded value of every coordinate that was sent. Raises PayloadError."""
         bins, packed = Bins.read(body, size)
         codes = np.empty(bins.symbols, np.uint8)
         unpack(packed, codes, bins.alphabet, self.id)
@@ -156,7 +158,7 @@ class SketchMl(Quantiser):
 
 
 def _binned(values: Floats, edges: Floats) -> tuple[Bytes, Floats]:
-    """Return the bin of every value, and the mean of every bin (0 for an empty bin)."""
+    """Return the bin number of every value, and the mean of every bin (0 for an empty bin)."""
     table, numbers = np.empty(cluster_ids.CELLS, np.uint8), np.empty(values.size, np.uint8)
     cluster_ids.lookup(readonly(edges), table)
     cluster_ids.assign(values, readonly(np.append(edges, np.float32(np.inf))), readonly(table), numbers)

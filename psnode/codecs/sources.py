@@ -41,20 +41,23 @@ class Source(ABC):
 
     @abstractmethod
     def array(self) -> Floats:
-        """Return the values, contiguous and read-only; compute them first if necessary. Raises NonFinitePartError."""
+        """Return the values, contiguous and read-only. They are computed first if necessary. Raises NonFinitePartError."""
 
     def made(self) -> Source:
         """Compute the values and return a source that holds them in memory."""
         return Values(self.array())
 
     def table(self) -> PartTable:
-        """Return the table of the parts that a kernel has yet to add to the values; an empty table if there are no such parts."""
+        """Return the table of the parts that a kernel must still add to the values. It is empty if there are no such parts."""
         from psnode.codecs.kernels.parts import NO_PARTS
 
         return NO_PARTS
 
     def refuse(self, reached: int = 0, decoded: Floats = NO_FLOATS) -> NoReturn:
-        """Raise NonFiniteGradientError for the first value that is not finite. At least one value must not be finite."""
+        """Raise NonFiniteGradientError for the first value that is not finite.
+
+        The caller must know that there is such a value.
+        """
         from psnode.codecs.kernels.finite import raise_nonfinite
 
         raise_nonfinite(self.array())
@@ -79,9 +82,9 @@ class Accumulated(Source):
     """The source of `target` after `parts` are added to it.
 
     `parts`: flat float32 pieces with ascending start indices, without overlap. `target`: float32, contiguous, sharing no memory
-    with the parts. A part that is not finite raises NonFinitePartError with the index in the array; the target is then restored,
-    up to rounding. Invalid arguments raise CodecTypeError or CodecValueError. `is_added` is True once the parts have been added,
-    or taken by a caller that adds them.
+    with the parts. If a part has a value that is not finite, NonFinitePartError states its index in the array, and the target
+    is restored up to rounding. Invalid arguments raise CodecTypeError or CodecValueError. `is_added` is True once the parts
+    have been added, or taken by a caller that adds them.
     """
 
     def __init__(self, parts: Parts, target: Floats) -> None:
@@ -118,9 +121,9 @@ class Accumulated(Source):
     def refuse(self, reached: int = 0, decoded: Floats = NO_FLOATS) -> NoReturn:
         """Restore the target, then raise NonFinitePartError for the first part that is not finite.
 
-        Parts have been added to the coordinates below `reached`, and `decoded` (flat) has been subtracted from the first
-        coordinates; both operations are undone. If all parts are finite, a sum of target and parts is not finite; then
-        NonFiniteGradientError is raised, and the target is not restored.
+        When this method is called, parts have been added to the coordinates below `reached`, and `decoded` (flat) has been
+        subtracted from the first coordinates. Both operations are undone. If all parts are finite, a sum of target and part is
+        not. NonFiniteGradientError is then raised, and the target is not restored.
         """
         from psnode.codecs.kernels.finite import all_finite, raise_nonfinite
 
@@ -132,10 +135,10 @@ class Accumulated(Source):
 
 
 def restore(target: Floats, parts: Parts, stop: int, decoded: Floats) -> None:
-    """Undo two operations on flat `target`: the addition of `parts` below `stop`, and the subtraction of `decoded` at the start.
+    """Undo two changes of flat `target`: the addition of `parts` below `stop`, and the subtraction of `decoded` from its start.
 
-    The result is exact up to rounding. Values that may consist only of rounding errors become zero. Therefore no trace of a huge
-    gradient is left, and no value is more than twice as large as before.
+    The result is exact up to rounding. Values that may consist only of rounding errors become zero. Therefore no trace of a
+    huge gradient is left, and no value is more than twice as large as before.
     """
     size = max(stop, decoded.size)
     values, moved = target[:size].astype(np.float64), np.zeros(size)
@@ -150,7 +153,10 @@ def restore(target: Floats, parts: Parts, stop: int, decoded: Floats) -> None:
 
 
 class Copied(Source):
-    """The source of `target` after `x` is copied to it. `target`: float32, contiguous, of the shape of x, in other memory."""
+    """The source of `target` after `x` is copied to it.
+
+    `target`: float32, contiguous, of the shape of x, in memory that x does not share.
+    """
 
     def __init__(self, x: Floats, target: Floats) -> None:
         check_target(target, "the target of a source")
@@ -168,9 +174,10 @@ class Copied(Source):
 
 
 class Difference(Source):
-    """The source of x - y, which is computed as an array only if the codec calls `array`.
+    """The source of x - y. It is computed as an array only if the codec calls `array`.
 
-    `x` and `y`: float32, of equal shape. `scratch` (float32, flat, at least as long as x) saves `array` an allocation.
+    `x` and `y`: float32, of equal shape. `scratch` (float32, flat, at least as long as x): memory for this array, which saves
+    an allocation.
     """
 
     def __init__(self, x: Floats, y: Floats, scratch: Floats | None = None) -> None:
@@ -204,7 +211,7 @@ def leaves_error(source: Source, sink: Sink) -> bool:
 
 
 def operands(source: Source, sink: Sink) -> Operands:
-    """Return the operands for a kernel that can write x - decoded, either over x or to other memory."""
+    """Return the operands for a kernel that can write x - decoded to the memory of x or to other memory."""
     if not leaves_error(source, sink):
         return Operands(source.array().reshape(-1), NO_FLOATS)
     assert isinstance(source, (Accumulated, Copied))

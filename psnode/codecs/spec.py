@@ -33,7 +33,10 @@ class Stage(NamedTuple):
 
     @classmethod
     def of(cls, name: str, codec: Any) -> Stage:
-        """Return the stage whose settings are the fields of dataclass `codec`, without `added_later` fields at their default."""
+        """Return the stage whose settings are the fields of the dataclass `codec`.
+
+        Fields made by `added_later` are omitted while they have their default.
+        """
         values = {field: getattr(codec, field.name) for field in dataclasses.fields(codec)}
         return cls(name, {f.name: _show(value) for f, value in values.items() if _LATER not in f.metadata or value != f.default})
 
@@ -42,7 +45,7 @@ class Stage(NamedTuple):
 
 
 class Spec(NamedTuple):
-    """The stages of a chain; `wrapped` asks for the chain's contractive form. parse(str(spec)) == spec."""
+    """The stages of a chain. If `wrapped` is True, the spec is for the chain's contractive form. parse(str(spec)) == spec."""
 
     wrapped: bool
     stages: tuple[Stage, ...]
@@ -56,14 +59,14 @@ class Spec(NamedTuple):
         return next((index for index, stage in enumerate(self.stages) if parameter in stage.settings), None)
 
     def changed(self, index: int, settings: Mapping[str, str]) -> Spec:
-        """Return a spec in which `settings` are added to stage `index` or replace settings of that stage."""
+        """Return a spec in which stage `index` has the settings `settings` in addition to, or in place of, its own."""
         stage = self.stages[index]
         new = stage._replace(settings={**stage.settings, **settings})
         return self._replace(stages=(*self.stages[:index], new, *self.stages[index + 1 :]))
 
 
 def parse(text: str) -> Spec:
-    """Parse a spec string. Raises CodecSpecError."""
+    """Return the Spec of a spec string. Raises CodecSpecError."""
     if not isinstance(text, str):
         raise CodecSpecError(f"a codec spec is a string such as 'qsgd:levels=15', not {text!r}")
     chain = text.strip()
@@ -111,7 +114,10 @@ def construct(cls: type[Any], stage: Stage) -> Any:
 
 @functools.lru_cache(maxsize=256)
 def _kinds(cls: type[Any]) -> dict[str, Any]:
-    """Return the types of a class's fields. To evaluate them takes most of the time of a construction."""
+    """Return the types of the fields of class `cls`, by name.
+
+    They are cached, as evaluating them takes most of the time of `construct`.
+    """
     return typing.get_type_hints(cls)
 
 
@@ -135,7 +141,7 @@ def _value(owner: str, key: str, text: str, kind: Any) -> Any:
 
 
 def added_later(default: Any) -> Any:
-    """Return a dataclass field that specs show only if it differs from `default`, so that older specs remain valid."""
+    """Return a dataclass field that specs show only if its value differs from `default`, so that older specs remain valid."""
     return dataclasses.field(default=default, metadata={_LATER: True})
 
 

@@ -2,7 +2,8 @@
 
 A Reducer (topk, svd, ...) turns an array into side information and a flat float32 vector of values. A FlatCodec encodes any
 flat float32 vector. A Quantiser is a FlatCodec that can also return its output as side information and symbols of a small
-alphabet. A Lossless stage compresses the symbols. When decoding, each stage checks its input and raises PayloadError.
+alphabet. A Lossless stage compresses the symbols. When decoding, each stage checks its input and raises PayloadError if it is
+invalid.
 """
 
 from __future__ import annotations
@@ -25,10 +26,7 @@ def padded(nbytes: int) -> int:
 
 
 def write_section(body: Bytes, side_nbytes: int) -> int:
-    """Complete a section whose content, `side_nbytes` long, is already in body[4:]; return the offset of the section's end.
-
-    A section is a uint32 length, the content, and zeros up to a multiple of 4 bytes.
-    """
+    """Complete a section whose content, `side_nbytes` long, is already in body[4:]; return the offset of the section's end."""
     body[:4].view(np.uint32)[0] = side_nbytes
     end = 4 + padded(side_nbytes)
     body[4 + side_nbytes : end] = 0
@@ -65,15 +63,18 @@ class Reducer(Codec):
     def _count(self, side: Bytes, shape: Shape) -> int:
         """Return the number of values that belong to `side`. Raises PayloadError if `side` is not valid.
 
-        If _count does not refuse an invalid `side`, _expand must refuse it before it writes anything.
+        If _count does not raise for an invalid `side`, _expand must raise before it writes anything.
         """
 
     @abstractmethod
     def _expand(self, side: Bytes, values: Floats, out: Floats) -> None:
-        """Overwrite `out`, which has the array's shape, with the array given by `values` and `side`, which _count has checked."""
+        """Overwrite `out`, which has the array's shape, with the array that `values` and `side` represent.
+
+        _count has checked `side`.
+        """
 
     def _expand_add(self, side: Bytes, values: Floats, out: Floats, weight: np.float32) -> None:
-        """Add weight * (the expanded array) to `out`. Subclasses override this if they need no dense temporary array."""
+        """Add weight times the expanded array to `out`. Subclasses override this method if they need no dense temporary array."""
         from psnode.codecs.kernels.finite import add_scaled
 
         dense = np.empty_like(out)
@@ -94,7 +95,7 @@ class Reducer(Codec):
         return self.joined(used, values, key, body)
 
     def joined(self, used: int, values: Floats, key: Words, body: Bytes) -> int:
-        """Complete a body whose side information, `used` bytes, is already in body[4:]; return the body's length."""
+        """Complete a body of which body[4:] already holds the side information, `used` bytes; return the body's length."""
         start = write_section(body, used)
         end = start + 4 * values.size
         body[start:end].view(np.float32)[:] = values
@@ -120,7 +121,7 @@ class Reducer(Codec):
         return self._measure_parts(*self.parted(body, shape), shape) or super()._measure(body, shape, room)
 
     def _measure_parts(self, side: Bytes, values: Floats, shape: Shape) -> Measured | None:
-        """Return the result of `measure` for finite `values`, or None if the norm can only be found by expanding them.
+        """Return the result of `measure` for finite `values`, or None if only expanding the values would give the norm.
 
         The values of a sparse reducer are the decoded entries, so that their norm equals the norm of the decoded array.
         """
@@ -136,7 +137,7 @@ class Reducer(Codec):
 
 
 class Symbols(NamedTuple):
-    """A quantiser's output for a lossless stage: codes below `alphabet`, and `side`, whose length is a multiple of 4 bytes."""
+    """A quantiser's output for a lossless stage: codes below `alphabet`, and the side information `side`, padded to 4 bytes."""
 
     side: Bytes
     codes: Codes
@@ -156,7 +157,7 @@ class Quantiser(FlatCodec):
 
     @abstractmethod
     def _symbols(self, x: Floats, key: Words) -> Symbols:
-        """Return the symbols of `x` (1-D), which decode to the same values, bit for bit, as the body that _encode writes."""
+        """Return the symbols of `x` (1-D). They decode to the same bits as the body that _encode writes."""
 
     @abstractmethod
     def _read_side(self, side: Bytes, size: int) -> tuple[int, int]:
@@ -164,7 +165,7 @@ class Quantiser(FlatCodec):
 
     @abstractmethod
     def _from_symbols(self, side: Bytes, codes: Codes, out: Floats) -> None:
-        """Overwrite `out` (1-D) from `side`, which _read_side has checked, and codes below the alphabet."""
+        """Overwrite `out` (1-D) with the values that `side`, which _read_side has checked, and the codes represent."""
 
 
 class Lossless(ABC):
@@ -186,7 +187,10 @@ class Lossless(ABC):
 
     @abstractmethod
     def expand(self, data: Bytes, codes: Codes, alphabet: int) -> None:
-        """Overwrite `codes` from `data`. PayloadError unless `data` holds exactly codes.size codes, each below `alphabet`."""
+        """Overwrite `codes` with the codes that `data` holds.
+
+        PayloadError unless it holds codes.size codes, each below `alphabet`.
+        """
 
 
 def check_finite(values: Floats, owner: str) -> None:

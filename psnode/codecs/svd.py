@@ -1,9 +1,10 @@
 """Spectral ATOMO: a matrix as a few rank-one terms, sampled without bias.
 
 A tensor is read as an m x n matrix A = sum lambda_i u_i v_i^T. Term i is sent with probability p_i = min(1, c lambda_i), scaled
-by 1 / p_i, where the p_i add up to rank, the expected number of terms. The expectation of the decoded matrix is A. Its squared
-error is sum lambda_i^2 (1 - p_i) / p_i, which is the least for all p with this sum. A message takes about 32 rank (m + n) bits
-instead of 32 m n. It always holds floor(rank) or ceil(rank) terms, or all terms if A has no more than rank.
+by 1 / p_i. The constant c is chosen so that the p_i add up to `rank`, the expected number of terms. The expectation of the
+decoded matrix is A. Its expected squared error is sum lambda_i^2 (1 - p_i) / p_i, which is the least for all p with this sum. A
+message takes about 32 rank (m + n) bits instead of 32 m n. It always holds floor(rank) or ceil(rank) terms, or all terms if A
+has at most `rank` terms.
 
     side information   uint16 split: the number of dimensions that form the rows; 0: the values are the array itself
                        uint16 number of terms k
@@ -14,7 +15,8 @@ factor then leaves float32's range, and a quantiser after svd (`svd+qsgd`) sees 
 without bias, independently, their product is unbiased too. If the sum of the terms would exceed float32's range (gradients
 beyond 1e36), all terms are scaled down until it fits.
 
-Arrays for which terms would take no fewer values (vectors, scalars, small or narrow matrices) are sent unchanged.
+An array is sent unchanged if the terms would take no fewer values. This holds for vectors, scalars, and small or narrow
+matrices.
 
 Source: Wang, Sievert, Charles, Liu, Wright, Papailiopoulos, "ATOMO: Communication-efficient Learning via Atomic
 Sparsification", NeurIPS 2018.
@@ -60,20 +62,20 @@ SIDE = 4
 class Svd(Reducer):
     """svd:rank=3,method=exact,sample=true,cover=false.
 
-    `rank`: the expected number of terms, real, at least 1 (with less, some messages would be empty, and the contractive form
-    would send nothing). `sample=false` sends the floor(rank) largest terms unscaled instead. This form is biased, but its error
-    is at most (1 - floor(rank) / min(m, n)) ||x||^2; it is meant for feedback loops. The time for the exact spectrum grows with
-    the cube of the short side: 2 s at 2048, 20 s at 4096.
+    `rank`: the expected number of terms, a real number of at least 1. With less, some messages would be empty, and the
+    contractive form would send nothing. `sample=false` sends the floor(rank) largest terms unscaled instead. The codec is then
+    biased and meant for feedback loops; its error is at most (1 - floor(rank) / min(m, n)) ||x||^2. The time for the exact
+    spectrum grows with the cube of the matrix's shorter side: 2 s at 2048, 20 s at 4096.
 
-    `method=deflated` samples terms of a basis close to that of the singular vectors. It is unbiased like the exact method, takes
-    less than half the time, and has hardly more variance (psnode/codecs/lowrank/deflated.py). With sample=false it sends the same
-    terms as randomised.
+    `method=deflated` samples terms of a basis close to that of the singular vectors. It is unbiased like `method=exact`, takes
+    less than half the time, and has hardly more variance (psnode/codecs/lowrank/deflated.py). With sample=false it sends the
+    same terms as `method=randomised`.
 
     `method=randomised` finds only the largest terms, in a random subspace. It is many times faster on large matrices. Since the
-    part outside the subspace is lost, terms are not sampled by default. With `cover=true`, terms are sampled, and a random term
-    is added for that part. The result is unbiased, with a large variance, which `omega` computes.
+    part of the matrix outside the subspace is lost, terms are not sampled by default. With `cover=true`, terms are sampled, and
+    a random term is added for that part. The result is unbiased, but has a large variance, which `omega` computes.
 
-    A matrix of rank one is one term, whose probability is 1:
+    A matrix of rank one consists of one term, which is sent with probability 1:
 
     >>> from psnode.codecs import get_codec
     >>> codec, x = get_codec("svd:rank=1"), np.outer(np.arange(40), np.arange(60)).astype(np.float32)
@@ -91,7 +93,7 @@ class Svd(Reducer):
     id = "svd"
 
     def __post_init__(self) -> None:
-        """Raise CodecSpecError for a value out of bounds or contradictory parameters."""
+        """Raise CodecSpecError for a value out of bounds or for parameters that contradict each other."""
         if not 1 <= self.rank <= MAX_BUDGET:
             raise CodecSpecError(f"svd: rank={self.rank:g} must be in [1, {MAX_BUDGET}]: it is the number of terms sent")
         if self.method not in ("exact", "deflated", "randomised"):
@@ -108,18 +110,18 @@ class Svd(Reducer):
 
     @property
     def traits(self) -> Traits:
-        """Unbiased if terms are sampled."""
+        """The traits of the codec. It is unbiased if terms are sampled."""
         return Traits(shaped=True, unbiased=bool(self.sample))
 
     def contractive(self) -> Svd:
-        """Return the form that sends the largest terms unscaled."""
+        """Return the codec that sends the largest terms unscaled."""
         return dataclasses.replace(self, sample=False, cover=False) if self.sample else self
 
     def omega(self, x: Floats, key: Words | None = None) -> float:
         """Return E||decode(encode(x)) - x||^2 / ||x||^2 for this x, except for float32 rounding; 0 for a zero array.
 
-        For the methods other than exact, `key` (two uint64; zeros if None) determines the random subspace, whose influence is
-        small.
+        For methods other than exact, `key` (two uint64; zeros if None) determines the random subspace. Its influence on the
+        result is small.
         """
         split, m, n = self.cut(x.shape)
         energy = float(np.sum(np.square(x, dtype=np.float64)))
@@ -206,7 +208,7 @@ class Svd(Reducer):
             add_terms(*factors, out.reshape(m, n), weight)
 
     def _measure_parts(self, side: Bytes, values: Floats, shape: Shape) -> Measured | None:
-        """Compute the norm from the factors: ||sum of l_k r_k^T||^2 = sum over j, k of <l_j, l_k> <r_j, r_k>."""
+        """Return the norm, computed from the factors: ||sum of l_k r_k^T||^2 = sum over j, k of <l_j, l_k> <r_j, r_k>."""
         split, terms, m, n = sizes(side, shape)
         if not split:
             return None
@@ -219,13 +221,13 @@ class Svd(Reducer):
 
 
 def sizes(side: Bytes, shape: Shape) -> tuple[int, int, int, int]:
-    """Return split, number of terms, m and n, as the side information states for an array of `shape`."""
+    """Return split, number of terms, m and n, which the side information states for an array of `shape`."""
     split, terms = side.view(np.uint16).tolist()
     return split, terms, math.prod(shape[:split]), math.prod(shape[split:])
 
 
 def _start(key: Words) -> int:
-    """Return a uniform integer in [0, 2^48), from the first two words of the stage's stream."""
+    """Return a uniform random integer in [0, 2^48), made of the first two words of the stage's stream."""
     words = np.empty(4 * BLOCK, np.uint32)
     fill(words, key, number_of("svd"), 0)
     return (int(words[0]) << 32 | int(words[BLOCK])) >> (64 - TICK_BITS)

@@ -1,8 +1,9 @@
 """Table of all known stages: id, wire number (which never changes) and class.
 
 Numbers are never reused. A number without a class is reserved: specs and payloads that name it are refused. A class is imported
-when it is first needed, so that listing the codecs imports no codec. The numbers 192 to 255 are for codecs from outside psnode,
-which come from a file (psnode.codecs.registry) or from a package with an entry point in the group psnode.codecs.
+when it is first needed, so that listing the codecs imports none of them. The numbers 192 to 255 are for codecs from outside
+psnode. Such a codec comes from a file (psnode.codecs.registry) or from a package with an entry point in the group
+psnode.codecs.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ def add(cls: Any) -> None:
 
 
 def codecs() -> list[str]:
-    """Return the ids of all codecs, sorted: psnode's own, the ones added, and the ones that installed packages offer."""
+    """Return the ids of all codecs, sorted: those of psnode, those that were added, and those that installed packages offer."""
     own = [name for name, entry in CODECS.items() if entry.target]
     return sorted({*own, *_OUTSIDE, *offered()})
 
@@ -122,12 +123,12 @@ def is_known(name: str) -> bool:
 
 
 def offered() -> dict[str, EntryPoint]:
-    """Return the entry points of codecs in installed packages by id, without importing them."""
+    """Return the entry points of codecs in installed packages, by the codec's id, without importing the codecs."""
     return {point.name: point for point in entry_points(group=GROUP)}
 
 
 def meaning(name: str) -> str:
-    """Return a sentence about a name of SCHEMES or NEAREST, which is not the id of a codec; an empty string for other names."""
+    """Return a sentence that explains `name` if it is in SCHEMES or NEAREST, and thus no codec's id; else an empty string."""
     found = name.casefold().replace("_", "-")
     if found in SCHEMES:
         return f"{name} is a scheme, which psnode codecs {found} explains; its codec is {SCHEMES[found]}"

@@ -1,6 +1,6 @@
 """Threshold quantisation: every coordinate decodes to -tau, 0 or tau, depending on the thresholds -tau and tau.
 
-A value of tau or more decodes to tau, a value of -tau or less to -tau, any other value to 0. The codec is meant for error
+A value of tau or more decodes to tau, a value of -tau or less to -tau, and any other value to 0. The codec is meant for error
 feedback, which keeps x - decode. A residual grows if |gradient| > tau in every step.
 
     body   float32 tau, positive; 0 if all coordinates are 0
@@ -58,7 +58,7 @@ class Tbq(Quantiser):
 
     @property
     def traits(self) -> Traits:
-        """`one_scale` unless tau is given."""
+        """The traits of the codec: `one_scale` unless tau is given."""
         return Traits(one_scale=self.tau is None)
 
     def _max_body(self, shape: Shape) -> int:
@@ -84,10 +84,7 @@ class Tbq(Quantiser):
         return _SIDE + used
 
     def _thresholds(self, x: Floats, parts: PartTable, side: Bytes) -> tuple[np.float32, np.float32]:
-        """Write tau to `side`; return tau and the threshold for magnitudes, which is NaN if `x` or a part is not finite.
-
-        If tau is derived from `x`, the `parts` are first added to `x` in place.
-        """
+        """Write tau to `side`; return tau and the least magnitude that is sent, which is NaN if `x` or a part is not finite."""
         tau = np.float32(kernels.SHARE * root_mean_square(x, parts) if self.tau is None else self.tau)
         if tau < 0:
             return tau, np.float32(np.nan)
@@ -102,7 +99,7 @@ class Tbq(Quantiser):
         kernels.decode(blocks, np.float32(weight * tau), out.reshape(-1), True)
 
     def _read(self, body: Bytes, size: int) -> tuple[Bytes, np.float32]:
-        """Return blocks and tau of a body. Raises PayloadError unless the body is valid."""
+        """Return the blocks and tau of a body. Raises PayloadError unless the body is valid."""
         tau, blocks = _tau(body[:_SIDE]), body[_SIDE:]
         if not kernels.is_valid(blocks, size):
             raise PayloadError(f"tbq: {blocks.size} bytes that are not blocks of {size} coordinates")

@@ -1,14 +1,15 @@
 """TernGrad: every coordinate is rounded at random, without bias, to -s, 0 or s, where s is the largest magnitude.
 
-A value v decodes to s sign(v) with probability |v| / s, otherwise to 0. E decode = v, and E||decode - v||^2 is s
-||v||_1 - ||v||^2, which grows with the largest magnitude s; without outliers omega is about 3. If values are clipped at 2.5
-standard deviations, as in the paper, the codec is biased and omega falls below 1.
+A value v decodes to s sign(v) with probability |v| / s, otherwise to 0. E decode = v, and E||decode - v||^2 = s ||v||_1 -
+||v||^2 grows with the largest magnitude s. Without outliers omega, the ratio of this error to ||v||^2, is about 3. If values
+are clipped at 2.5 standard deviations, as in the paper, the codec is biased and omega falls below 1.
 
     body   float32 s, not negative
            digits 0 (-s), 1 (0), 2 (s), five to a byte: see psnode.codecs.kernels.trits
 
-Five digits to a byte instead of four save a fifth of the traffic and cost little time (unpacking is three times as fast as
-adding unpacked values). The 1.6 bits per coordinate are within 1 % of log2(3). `terngrad+ans` needs fewer.
+Packing five digits into a byte instead of four saves a fifth of the traffic and costs little time: unpacking is three times as
+fast as adding the unpacked values. The 1.6 bits per coordinate are within 1 % of log2(3). The chain `terngrad+ans` needs fewer
+bits.
 
 Source: Wen, Xu, Yan, Wu, Wang, Chen, Li, "TernGrad: Ternary Gradients to Reduce Communication in Distributed Deep Learning",
 NIPS 2017.
@@ -43,7 +44,7 @@ _MAX_CLIP = 1000
 class TernGrad(Generated, Quantiser):
     """terngrad:clip=0. `clip`: clip values at this number of root mean squares; 0: do not clip.
 
-    The largest magnitude and zero are exact:
+    The largest magnitude and zero are decoded exactly:
 
     >>> from psnode.codecs import get_codec
     >>> codec, x = get_codec("terngrad"), np.array([2, 0, -2, 2], np.float32)
@@ -61,15 +62,15 @@ class TernGrad(Generated, Quantiser):
 
     @property
     def traits(self) -> Traits:
-        """Unbiased if values are not clipped."""
+        """The traits of the codec. It is unbiased if values are not clipped."""
         return Traits(one_scale=True, unbiased=not self.clip)
 
     def contractive(self) -> Codec:
-        """Return the wrapped form even if the codec is biased: with only clipping, the error is hardly below ||x||^2."""
+        """Return the codec wrapped in Contractive, even if it is biased, because clipping by itself hardly reduces the error."""
         return Contractive(self)
 
     def formula(self) -> Formula:
-        """Return TernGradRows."""
+        """Return the formula from which the codec's kernels are generated: TernGradRows."""
         return TernGradRows(self)
 
     def check_fields(self, body: Bytes) -> None:
@@ -83,7 +84,7 @@ class TernGrad(Generated, Quantiser):
         return coder, body
 
     def _measure(self, body: Bytes, shape: Shape, room: Floats | None) -> Measured:
-        """Bound the norm by the norm of an array whose magnitudes are all s."""
+        """Return an upper bound of the norm: the norm of an array whose magnitudes are all s."""
         size = math.prod(shape)
         self._read(body, size)
         scale = float(_scale(body[:_SIDE]))

@@ -1,13 +1,4 @@
-"""Threshold: the entries whose magnitude is at least tau, unchanged.
-
-The codec is biased. In a feedback loop with a fixed tau, every entry of the residual stays below tau.
-
-    body   see psnode.codecs.selection.selector
-
-Source: Dutta et al., "On the discrepancy between the theoretical analysis and practical implementations of compressed
-communication for distributed deep learning", AAAI 2020 (hard threshold); Sahu et al., "Rethinking gradient sparsification
-as total error minimization", NeurIPS 2021.
-"""
+"""Threshold: the entries whose magnitude is at least tau are sent unchanged."""
 
 from __future__ import annotations
 
@@ -32,10 +23,10 @@ _LEAST = 1e-45  # rounds to the smallest positive float32
 class Threshold(Selector):
     """threshold:tau=.
 
-    `tau`: an absolute value > 0. The scale of gradients differs between models, layers and steps, so that no default value would
-    suit all. If `tau` is empty, it is three times the array's RMS: values above this are outliers at any scale, 0.3 % of a
-    Gaussian and never more than a ninth of the entries. If no entry reaches this value, only the largest entry is sent, so that
-    feedback loops cannot stall.
+    `tau`: a magnitude > 0. The scale of gradients differs between models, layers and steps, so that no fixed default would suit
+    all of them. If `tau` is empty, it is three times the array's RMS. Values above this are outliers at any scale: 0.3 % of the
+    entries of a Gaussian array, and never more than a ninth of all entries. If no entry reaches this value, only the largest
+    entry is sent, so that feedback loops cannot stall.
 
     >>> from psnode.codecs import get_codec
     >>> codec, x = get_codec("threshold:tau=1"), np.array([2, 0.5, -1.5, 0], np.float32)
@@ -54,7 +45,7 @@ class Threshold(Selector):
 
     @property
     def traits(self) -> Traits:
-        """Sparse; adaptive with a fixed `tau`, which any number of entries may reach."""
+        """The traits of the codec: sparse, and adaptive with a fixed `tau`, because any number of entries may reach it."""
         return Traits(sparse=True, adaptive=self.tau is not None)
 
     def _most(self, size: int) -> int:
@@ -71,7 +62,7 @@ class Threshold(Selector):
 
 
 def _bits_from(tau: float) -> int:
-    """Return the bits of the smallest float32 that is at least tau; the bits of the largest float32 for a larger tau."""
+    """Return the bits of the smallest float32 that is at least tau, or of the largest float32 if tau is larger than that."""
     rounded = np.float32(min(tau, _LARGEST))
     if float(rounded) < tau < _LARGEST:
         rounded = np.nextafter(rounded, np.float32(np.inf))

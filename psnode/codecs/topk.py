@@ -1,14 +1,4 @@
-"""Top-k: the k entries of largest magnitude, unchanged.
-
-The codec is biased, but it is a contraction and suits feedback loops: ||x - decode||^2 <= (1 - k / d) ||x||^2. The indices take
-about k (log2(d / k) + 1.5) bits, the values 32 k. Zeros are never sent. Among equal magnitudes, those with the lowest indices are
-sent.
-
-    body   see psnode.codecs.selection.selector
-
-Sources: Stich, Cordonnier, Jaggi, "Sparsified SGD with memory", NeurIPS 2018; the sampled threshold: Lin, Han, Mao, Wang,
-Dally, "Deep Gradient Compression", ICLR 2018.
-"""
+"""Top-k: the k entries of largest magnitude are sent unchanged."""
 
 from __future__ import annotations
 
@@ -29,9 +19,9 @@ class Topk(Selector):
     """topk:ratio=0.01,sampled=false.
 
     `ratio`: k / d, in (0, 1]; k is at least 1. `sampled=true`: estimate a threshold from a random sample of 1 % of the
-    coordinates (at most 16384), one from each of as many equal stretches. If more than k values reach the threshold, the k
-    largest are sent; if 0.8 k to k values do, all of these are sent; otherwise the threshold is lowered. The array is nearly
-    always read only once.
+    coordinates (at most 16384). The array is divided into equal stretches, and one coordinate is drawn from each. If more than
+    k values reach the threshold, the k largest are sent. If 0.8 k to k values reach it, all of these are sent. Otherwise the
+    threshold is lowered. The array is nearly always read only once.
 
     >>> import numpy as np
     >>> from psnode.codecs import get_codec

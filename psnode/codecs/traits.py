@@ -11,10 +11,10 @@ class Traits:
 
     unbiased          E decode(encode(x)) = x for every x
     lossless          decode(encode(x)) = x, bit for bit
-    linear            `merge` adds payloads without decoding them, if they were encoded under one key
+    linear            `merge` adds payloads without decoding them, provided that they were encoded under one key
     decodes_linearly  a merged payload decodes to the sum of its decoded parts, up to rounding; linear codecs only
     shaped            the code depends on the shape of x as well as on its values
-    one_scale         all of x shares one scale or one set of levels, so tensors of unlike magnitudes are better coded separately
+    one_scale         all values of x share one scale or set of levels: tensors of unlike magnitudes are better coded separately
     sparse            decode_add changes only the coordinates in `support`
     adaptive          on the arrays that the codec is meant for, payloads are usually far smaller than `max_nbytes`
     votes             every decoded value is a vote, 1 or -1, and the receiver takes the majority
