@@ -66,7 +66,10 @@ class TernGrad(Generated, Quantiser):
         return Traits(one_scale=True, unbiased=not self.clip)
 
     def contractive(self) -> Codec:
-        """Return the codec wrapped in Contractive, even if it is biased, because clipping by itself hardly reduces the error."""
+        """Return the codec wrapped in Contractive, even if it is biased.
+
+        Clipping leaves an error that is hardly below ||x||^2.
+        """
         return Contractive(self)
 
     def formula(self) -> Formula:
