@@ -53,17 +53,17 @@ def register(cls: type[Codec]) -> None:
 def get_codec(text: str) -> Codec:
     """Return the codec of a spec string such as qsgd:levels=15; get_codec(repr(codec)) == codec.
 
-    For FILE:NAME[:parameter=value,...], as in `--codec`, the Python file is executed (again, if it has changed), and its codec
-    NAME is registered. Raises CodecSpecError, and ConfigurationError if the file cannot be used.
+    The spec may also be FILE:NAME[:parameter=value,...], as in `--codec`. The Python file FILE is then executed (again if it
+    has changed), and its codec NAME is registered. Raises CodecSpecError, and ConfigurationError if the file cannot be used.
     """
     found = class_in(text) if isinstance(text, str) else None
     return known_codec(text if found is None else _registered(found.file, found.name).id + found.rest)
 
 
 def known_codec(text: str) -> Codec:
-    """Return the codec of a spec string of ids. Raises CodecSpecError.
+    """Return the codec of a spec string that consists of ids. Raises CodecSpecError.
 
-    No file is executed, so that `text` may come from a peer or from a record.
+    No file is executed. Therefore `text` may come from a peer or from a record.
     """
     if isinstance(text, str) and spec.CODEC_FILE in text:
         raise CodecSpecError(f"codec {text!r} names a file, which is executed for --codec and get_codec alone: give the id here")
@@ -71,17 +71,17 @@ def known_codec(text: str) -> Codec:
 
 
 def load_codec(text: str) -> str:
-    """Execute the file in a spec (once per process), register its codec, and return the spec with the codec's id for FILE:NAME.
+    """Execute the file that a spec names, register its codec, and return the spec with the codec's id in place of FILE:NAME.
 
-    A spec without a file is returned unchanged. Raises ConfigurationError if the file cannot be used, and CodecSpecError if the
-    class is not a codec.
+    The file is executed once per process. A spec without a file is returned unchanged. Raises ConfigurationError if the file
+    cannot be used, and CodecSpecError if the class is not a codec.
     """
     found = class_in(text)
     return text if found is None else _loaded(found.file, found.name).id + found.rest
 
 
 def codecs_in(file: Path) -> list[type[Codec]]:
-    """Execute a file and return the codec classes that it defines itself, sorted by name, without registering them.
+    """Execute a file and return the codec classes that it defines itself, sorted by name. They are not registered.
 
     Raises ConfigurationError if the file cannot be used.
     """
@@ -98,18 +98,18 @@ _loaded = functools.cache(_registered)
 
 
 def codec_of(parsed: Spec) -> Codec:
-    """Return the codec of a Spec; codec_of(codec.spec) == codec. Raises CodecSpecError."""
+    """Return the codec of a parsed Spec; codec_of(codec.spec) == codec. Raises CodecSpecError."""
     codec = _build(parsed.stages)
     return codec.contractive() if parsed.wrapped else codec
 
 
 def is_from_outside(codec: Codec) -> bool:
-    """Return True if a stage of `codec` comes from outside psnode."""
+    """Return True if any stage of `codec` is not one of psnode's own."""
     return any(table.number_of(stage.id) in table.OUTSIDE for stage in codec.spec.stages)
 
 
 def brief(codec: Codec) -> str:
-    """Return a short spec of `codec`, without the settings that get_codec does not need to build an equal codec."""
+    """Return a short spec of `codec`. It omits the settings that get_codec does not need to build an equal codec."""
     found = codec.spec
     for index, stage in enumerate(found.stages):
         for name in stage.settings:

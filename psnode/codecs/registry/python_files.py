@@ -1,4 +1,4 @@
-"""The user's own code: modules imported by file path, and the classes of codecs and loggers in such files."""
+"""The user's own code: import of modules by file path, and the classes of codecs and loggers that such files define."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STATE = "__psnode_file__"  # variable in an imported module: path, modification
 
 
 class ClassInFile(NamedTuple):
-    """Parts of `FILE:NAME[:k=v,...][+STAGE]`, with FILE as an absolute path; `rest` is the text after NAME."""
+    """The parts of `FILE:NAME[:k=v,...][+STAGE]`; FILE is made an absolute path, and `rest` is the text after NAME."""
 
     file: Path
     name: str
@@ -28,10 +28,11 @@ class ClassInFile(NamedTuple):
 
 
 def import_file(path: Path, kind: str) -> ModuleType:
-    """Import the module in a file. An unchanged file is executed only once, so that the workers of one process share its classes.
+    """Return the module in a file, after importing it.
 
-    The file's directory is added to the end of sys.path, so that the module can import its neighbours. `kind` is "task", "codec"
-    or "logger", for messages. Raises ConfigurationError if the file is missing or its code raises an exception.
+    An unchanged file is executed only once, so that the workers of one process share its classes. The file's directory is added
+    to the end of sys.path, so that the module can import its neighbours. `kind` is "task", "codec" or "logger", and is used in
+    messages. Raises ConfigurationError if the file is missing or its code raises an exception.
     """
     if not path.is_file():
         raise ConfigurationError(f"{kind} file {path} does not exist: check the path, or name a module as package.module")
@@ -55,7 +56,7 @@ def import_file(path: Path, kind: str) -> ModuleType:
 
 
 def extend_path(directory: Path) -> None:
-    """Make the modules in `directory` importable. All other directories are searched first."""
+    """Add `directory` to the end of sys.path, so that its modules can be imported. All other directories are searched first."""
     if str(directory) not in sys.path:
         sys.path.append(str(directory))
 
@@ -67,7 +68,7 @@ def locate_codec(spec: str) -> str:
 
 
 def class_in(spec: str) -> ClassInFile | None:
-    """Return the parts of `spec` if it begins with FILE:NAME, or else None. Raises CodecSpecError."""
+    """Return the parts of `spec` if it begins with FILE:NAME, else None. Raises CodecSpecError."""
     path, separator, rest = spec.partition(CODEC_FILE)
     if not separator:
         if spec.endswith(".py"):
@@ -84,7 +85,7 @@ def class_in(spec: str) -> ClassInFile | None:
 
 
 def classes_in(file: Path, kind: str) -> list[type]:
-    """Execute a file and return the classes that it defines itself, sorted by name. Raises as `import_file` does."""
+    """Execute a file and return the classes that it defines itself, sorted by name. Raises the errors of `import_file`."""
     module = import_file(file, kind)
     found = [each for each in vars(module).values() if isinstance(each, type) and each.__module__ == module.__name__]
     return sorted(set(found), key=lambda each: each.__name__)
@@ -93,7 +94,7 @@ def classes_in(file: Path, kind: str) -> list[type]:
 def import_class(file: Path, name: str, kind: str) -> Any:
     """Execute a file and return its class `name`.
 
-    Raises ConfigurationError like `import_file`, and if the file has no class of that name.
+    Raises ConfigurationError in the cases of `import_file`, and if the file has no class of that name.
     """
     module = import_file(file, kind)
     found = getattr(module, name, None)
