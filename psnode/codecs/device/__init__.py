@@ -1,1 +1,1 @@
-"""Codecs for arrays on a CUDA device, run by kernels generated from their formulas (docs/gpu.md)."""
+"""Codecs for arrays on a CUDA device. Their kernels are generated from the codecs' formulas (docs/gpu.md)."""

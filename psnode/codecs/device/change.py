@@ -1,4 +1,4 @@
-"""Changes of weights on a device, which decodes the payloads and adds them."""
+"""Changes of weights on a device. The device decodes the payloads and adds them to the weights."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ class ChangeOfRows:
     """Addition of payloads of `codec`, which codes rows, to `weights`, a flat float32 tensor on a device.
 
     The result has the same bits as the result of `codec.decode_add`. Only the bytes of a payload, and padding of the last rows,
-    are copied to the device. Two rare kinds of payloads are decoded on the host: payloads with a factor of more than 1, because
-    the host keeps values within float32, and bodies of a length for which the kernels are not set up.
+    are copied to the device. Two rare kinds of payloads are decoded on the host instead. In the first kind the factor of a
+    contractive form exceeds 1; the host checks that the values stay within float32's range. In the second kind the length of
+    the body is not the one for which the kernels are set up.
     """
 
     def __init__(self, codec: Codec, kernels: CodecKernels, weights: torch.Tensor) -> None:
@@ -52,7 +53,7 @@ class ChangeOfRows:
         self._coder.add_to(self._weights, float(scale))
 
     def _behind_parameters(self, body: Bytes) -> Bytes:
-        """Return the checked part of the body that the kernels read."""
+        """Return the part of the body that the kernels read, after checking the whole body. Raises PayloadError."""
         from psnode.codecs.rows.codec import Generated
 
         head = self._head
@@ -69,8 +70,8 @@ class ChangeOfRows:
 class ChangeOfEntries:
     """Addition of payloads of `codec`, which is sparse, to `weights`, a flat float32 tensor on a device.
 
-    The result has the same bits as the result of `codec.decode_add`. The host decodes the few entries, and copies them to the
-    device.
+    The result has the same bits as the result of `codec.decode_add`. The host decodes the entries, which are few, and copies
+    them to the device. The device adds them.
     """
 
     def __init__(self, codec: Codec, weights: torch.Tensor) -> None:
@@ -87,5 +88,5 @@ class ChangeOfEntries:
 
 
 def decoder(codec: Codec) -> Codec:
-    """Return the codec whose kernels decode payloads of `codec`: the wrapped codec of a contractive form, else `codec`."""
+    """Return the codec whose kernels decode payloads of `codec`: the wrapped codec of a contractive form, else `codec` itself."""
     return codec.codec if isinstance(codec, Contractive) else codec

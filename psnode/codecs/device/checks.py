@@ -1,7 +1,7 @@
-"""A check of a codec's kernels on a device: do they give the same payloads, decoded values and residuals as the CPU?
+"""Checks of a codec's kernels on a device: they must give the same payloads, decoded values and residuals as the CPU.
 
-A passed check is remembered for the text of the kernels and of their callers, the device, the driver, and versions. A failed
-check is repeated each time.
+The result of a passed check is stored in a file. It is valid for the same text of the kernels and of their callers, device,
+driver and versions. A failed check is repeated each time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from psnode.errors import in_one_line
 
 
 class Verdict(NamedTuple):
-    """Result of the check of a codec: its form on the device, or a line on why the host has to code."""
+    """Result of the check of a codec: its form on the device, or the reason why the host must code instead."""
 
     spec: str
     on_device: DeviceCodec | None
@@ -33,17 +33,17 @@ class Verdict(NamedTuple):
 
     @property
     def line(self) -> str:
-        """A line for a log or for `psnode doctor`."""
+        """The result as one line, for a log or for `psnode doctor`."""
         if self.problem:
             return f"{self.spec} is coded on the host: {self.problem}"
         return f"{self.spec}: the device gives the processor's bytes" + (" (checked before)" if self.is_known else "")
 
 
 def check(codec: Codec, device: torch.device, *, anew: bool = False) -> Verdict | None:
-    """Compare `codec` on `device` with the host. Return None if it has no device form. `anew`: ignore remembered results.
+    """Compare `codec` on `device` with the host, and return the result. Return None if the codec has no device form.
 
-    A form without kernels of psnode is compared each time. Raise ConfigurationError if the codec needs kernels and CuPy is
-    missing. Every other failure gives a verdict.
+    `anew`: ignore stored results. A device form without kernels of psnode is compared each time. Raise ConfigurationError if
+    the codec needs kernels and CuPy is missing. Any other failure becomes the `problem` of the result.
     """
     from psnode.codecs.device.cupy.row_kernels import DeviceIdentity, import_cupy
     from psnode.codecs.rows.compiled import write_whole
@@ -71,18 +71,18 @@ def check(codec: Codec, device: torch.device, *, anew: bool = False) -> Verdict 
 
 @cache
 def _sources() -> str:
-    """Return the text of the modules that use kernels. If it changes, remembered results are no longer valid."""
+    """Return the text of the modules that use kernels. If this text changes, stored results of checks are no longer valid."""
     return "".join(path.read_text() for path in sorted(Path(__file__).parent.rglob("*.py")))
 
 
 def _selects_by_own_code(codec: Codec) -> bool:
-    """Return True if a codec from outside psnode selects and writes the entries with code that is not in the kernels' text."""
+    """Return True if a codec from outside psnode selects the entries with code of its own, which is not in the kernels' text."""
     selector = selector_of(decoder(codec))
     return selector is not None and table.number_of(selector.id) in table.OUTSIDE
 
 
 def check_entries(codec: Codec, device: torch.device) -> Verdict:
-    """Compare sums of weights and payloads of the sparse `codec` on `device` with those on the host."""
+    """Check that adding payloads of the sparse `codec` to weights on `device` gives the same sums as on the host."""
     try:
         problem = difference_of_entries(codec, device)
     except Exception as error:  # a driver or a device may raise any exception
@@ -91,7 +91,10 @@ def check_entries(codec: Codec, device: torch.device) -> Verdict:
 
 
 def summary() -> dict[str, list[str]]:
-    """Check all of psnode's codecs on every CUDA device. Return the specs that are `good`, and the `problems`, one line each."""
+    """Check all of psnode's codecs on every CUDA device.
+
+    Return the specs of the codecs that passed as `good`, and one line for each failure as `problems`.
+    """
     from psnode.codecs import available
     from psnode.codecs.registry import known_codec
 
@@ -108,5 +111,5 @@ def summary() -> dict[str, list[str]]:
 
 
 def check_all(codecs: Iterable[Codec], device: torch.device, *, anew: bool = False) -> list[Verdict]:
-    """Check each of the codecs that has a device form. Raise ConfigurationError if CuPy is missing."""
+    """Return the results of the checks of all `codecs` that have a device form. Raise ConfigurationError if CuPy is missing."""
     return [verdict for codec in codecs if (verdict := check(codec, device, anew=anew)) is not None]

@@ -1,6 +1,7 @@
 """Contractive forms on a device: see psnode.codecs.contractive. Their factor is known only after all values are coded.
 
-`take` of these encoders makes a second sweep and writes x - decoded to the error, or x itself if x is not finite.
+Therefore `take` of these encoders makes a second sweep, which writes x - decoded to the error. If x is not finite, it leaves x
+in the error.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ HEAD = 4  # bytes of the factor
 class ContractiveRows(RowEncoder):
     """The contractive form of `codec`, which codes rows.
 
-    The kernel that codes also computes the inner products. The kernel that adds payloads to weights computes the error.
+    The coding kernel also computes the inner products that give the factor. The kernel that adds payloads to weights computes
+    the error.
     """
 
     def __init__(self, codec: Codec, kernels: CodecKernels, products: ProductKernels, shape: Shape, device: torch.device) -> None:
@@ -48,7 +50,7 @@ class ContractiveRows(RowEncoder):
         self._error: torch.Tensor | None = None
 
     def encode(self, x: torch.Tensor, key: Words, error: torch.Tensor | None = None) -> None:
-        """Write `body`. `take` writes the error."""
+        """Code `x` and write `body`. The error is written later, by `take`."""
         self._error = _begun(x, error)
         super().encode(x, key)
 
@@ -57,7 +59,10 @@ class ContractiveRows(RowEncoder):
         self._measuring.measure(stream, places, self._size, self._count, self._products.data_ptr())
 
     def take(self, out: Bytes) -> int:
-        """Write the body to `out` and return its length; write nothing if the array is not finite. Waits for the device."""
+        """Write the body to `out` and return its length. If the array is not finite, write nothing and return 0.
+
+        Waits for the device.
+        """
         if not self.is_finite:
             return 0
         used = super().take(out[HEAD:])
@@ -69,13 +74,13 @@ class ContractiveRows(RowEncoder):
 
 
 class _Behind(ABC):
-    """A contractive form whose factor is computed from the body that `encoder` has written."""
+    """Base of contractive forms that compute the factor from the body after `encoder` has written it."""
 
     def __init__(self, encoder: DeviceEncoder) -> None:
         self._encoder, self.padded = encoder, encoder.padded
 
     def encode(self, x: torch.Tensor, key: Words, error: torch.Tensor | None = None) -> None:
-        """Code `x` (flat float32). `take` writes the error."""
+        """Code `x` (flat float32). The error is written later, by `take`."""
         self._x, self._error = x, _begun(x, error)
         self._encoder.encode(x, key)
 
@@ -85,7 +90,10 @@ class _Behind(ABC):
         return self._encoder.is_finite
 
     def take(self, out: Bytes) -> int:
-        """Write the body to `out` and return its length; write nothing if the array is not finite. Waits for the device."""
+        """Write the body to `out` and return its length. If the array is not finite, write nothing and return 0.
+
+        Waits for the device.
+        """
         if not self.is_finite:
             return 0
         used = self._encoder.take(out[HEAD:])
@@ -94,13 +102,14 @@ class _Behind(ABC):
 
     @abstractmethod
     def _scale(self, body: Bytes, out: Bytes) -> None:
-        """Write the factor of `body` to `out`, and complete the error."""
+        """Write the factor for `body` to `out`, and complete the error."""
 
 
 class ContractiveSelected(_Behind):
     """The contractive form of `codec`, a selection followed by a stage that codes its values.
 
-    The stage after the selection runs on the host, which computes the inner products of the values and the decoded values.
+    The stage after the selection runs on the host. The host also computes the inner products of the selected values and their
+    decoded values.
     """
 
     _encoder: SelectedEncoder
@@ -119,7 +128,7 @@ class ContractiveSelected(_Behind):
 
 
 class ContractiveSpectral(_Behind):
-    """The contractive form of the spectral `codec`. The whole matrix is decoded on the device, in separate memory."""
+    """The contractive form of the spectral `codec`. The device decodes the whole matrix to separate memory to find the factor."""
 
     def __init__(self, codec: Spectral, shape: Shape, device: torch.device) -> None:
         super().__init__(SpectralEncoder(codec, shape, device))
@@ -136,21 +145,21 @@ class ContractiveSpectral(_Behind):
 
 
 def spectral_encoder(codec: Codec, shape: Shape, device: torch.device) -> SpectralEncoder | ContractiveSpectral:
-    """Return the encoder of spectral ATOMO, or of its contractive form."""
+    """Return the encoder of `codec`: spectral ATOMO, alone or in a chain, or its contractive form."""
     inner = decoder(codec)
     assert is_spectral(inner), codec
     return (SpectralEncoder if inner is codec else ContractiveSpectral)(inner, shape, device)
 
 
 def _begun(x: torch.Tensor, error: torch.Tensor | None) -> torch.Tensor | None:
-    """Copy x to `error`, unless they share their memory, and return `error`."""
+    """Copy x to `error`, unless both are in the same memory, and return `error`."""
     if error is not None and error.data_ptr() != x.data_ptr():
         error.copy_(x)
     return error
 
 
 def _write_factor(xy: float, yy: float, out: Bytes) -> np.float32:
-    """Write the factor before a body, and return the factor."""
+    """Write the factor to the first bytes of `out`, before the body, and return the factor."""
     scale = factor(xy, yy)
     out[:HEAD].view(np.float32)[0] = scale
     return scale

@@ -1,4 +1,4 @@
-"""Codecs on a device: coding of arrays on the device, and addition of payloads to weights on the device."""
+"""Codecs on a device: they encode arrays on the device, and add payloads to weights on the device."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def on_device(codec: Codec, device: torch.device) -> DeviceCodec | None:
-    """Return `codec` on `device`, with kernels compiled unless cached, or None if it has no device form.
+    """Return the form of `codec` on `device`, or None if it has no device form. Kernels are compiled unless they are cached.
 
     Raise ConfigurationError if the codec needs kernels and CuPy is missing.
     """
@@ -44,7 +44,7 @@ def on_device(codec: Codec, device: torch.device) -> DeviceCodec | None:
 
 
 def products_for(program: Program, device: torch.device) -> ProductKernels | None:
-    """Return the kernels that code the contractive form of a program's codec, or None if its packing is in blocks."""
+    """Return the kernels that code the contractive form of the codec of `program`, or None if its packing is in blocks."""
     from psnode.codecs.device.cupy.product_kernels import ProductKernels
     from psnode.codecs.rows.cuda.text import measuring_text_of
 
@@ -61,7 +61,7 @@ def selection_for(codec: Codec, device: torch.device) -> SelectionKernels | None
 
 
 class RowsOnDevice:
-    """A codec whose kernels code rows."""
+    """The device form of a codec whose kernels code rows."""
 
     def __init__(self, codec: Codec, kernels: CodecKernels, device: torch.device) -> None:
         self._codec, self._kernels, self._device = codec, kernels, device
@@ -82,7 +82,7 @@ class RowsOnDevice:
 
 
 class ContractiveRowsOnDevice(RowsOnDevice):
-    """The contractive form of a codec whose kernels code rows."""
+    """The device form of the contractive form of a codec whose kernels code rows."""
 
     def __init__(self, codec: Codec, kernels: CodecKernels, products: ProductKernels, device: torch.device) -> None:
         super().__init__(decoder(codec), kernels, device)
@@ -100,7 +100,7 @@ class ContractiveRowsOnDevice(RowsOnDevice):
 
 
 class SelectionOnDevice:
-    """A codec that selects coordinates, or the contractive form of such a codec."""
+    """The device form of a codec that selects coordinates, or of its contractive form."""
 
     def __init__(self, codec: Codec, kernels: SelectionKernels, device: torch.device) -> None:
         self._codec, self._kernels, self._device = codec, kernels, device
@@ -121,7 +121,7 @@ class SelectionOnDevice:
 
 
 class SpectralOnDevice:
-    """Spectral ATOMO, alone or followed by a stage, or its contractive form."""
+    """The device form of spectral ATOMO, of a chain that begins with it, or of the contractive form of either."""
 
     text = ""
 

@@ -1,4 +1,4 @@
-"""Searches of arrays on a device, with which the selections of psnode.codecs work as they do on the host."""
+"""Searches of arrays on a device. The selections of psnode.codecs use them as they use searches on the host."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LARGEST = torch.finfo(torch.float32).max
 class DeviceEntries(NamedTuple):
     """Selected coordinates on a device: ascending flat indices (int32) and their values (float32).
 
-    `known` holds the same indices on the host if the host has chosen them.
+    If the host has chosen the indices, `known` holds them in the host's memory.
     """
 
     indices: torch.Tensor
@@ -31,7 +31,7 @@ class DeviceEntries(NamedTuple):
     known: Words32 | None = None
 
     def scaled(self, factor: float) -> DeviceEntries:
-        """Return the entries with values times `factor`, rounded once and limited to the range of float32."""
+        """Return the entries with values multiplied by `factor`, rounded once and limited to the range of float32."""
         return self._replace(values=(self.values.double() * factor).clamp(-_LARGEST, _LARGEST).float())
 
     def largest(self, most: int) -> DeviceEntries:
@@ -46,8 +46,8 @@ class DeviceEntries(NamedTuple):
 class DeviceSearch(Search[DeviceEntries]):
     """A search of the first `size` values of `x` (float32, padded with zeros to the end of a row).
 
-    Calls wait for the device only if the host needs a number, and copy no more than that number. Values that are not finite raise
-    no error: `is_finite` reports them.
+    A call waits for the device only if the host needs a number from it, and copies only this number to the host. Values that
+    are not finite raise no error: `is_finite` reports them.
     """
 
     def __init__(self, x: torch.Tensor, size: int, kernels: SelectionKernels) -> None:
@@ -116,7 +116,7 @@ class DeviceSearch(Search[DeviceEntries]):
 
 
 def _magnitudes(values: torch.Tensor) -> torch.Tensor:
-    """Return the bits of the magnitudes, as integers in the same order."""
+    """Return the bits of the magnitudes of float32 values, as integers. They have the same order as the magnitudes."""
     return values.view(torch.int32) & MAGNITUDE
 
 

@@ -24,7 +24,7 @@ _WEIGHT = 0.3
 
 
 def difference_of_rows(codec: Codec, program: Program, functions: Functions) -> str:
-    """Return the name of the first result of `functions` that differs from the result of `codec`; empty if all bits are equal."""
+    """Return a line about the first result of `functions` that differs from that of `codec`, or "" if all bits are equal."""
     from psnode.codecs.rows.codec import preamble
     from psnode.codecs.rows.coder import Coder
 
@@ -56,7 +56,7 @@ def difference_of_rows(codec: Codec, program: Program, functions: Functions) -> 
 
 
 def difference_of_encoder(codec: Codec, make: Callable[[Shape], DeviceEncoder], device: torch.device) -> str:
-    """Return the name of the first result of an encoder on `device` that differs from the host's; empty if all bits are equal."""
+    """Return a line about an encoder's first result on `device` that differs from the host's, or "" if all bits are equal."""
     key = np.array(_KEY.words, np.uint64)
     for name, x in inputs():
         encoder, error = make(x.shape), x.copy()
@@ -75,9 +75,9 @@ def difference_of_encoder(codec: Codec, make: Callable[[Shape], DeviceEncoder], 
 
 
 def difference_of_entries(codec: Codec, device: torch.device) -> str:
-    """Return the name of the first input whose payload, by the sparse `codec`, gives other sums on `device` than on the host.
+    """Return a line about the first input for which adding on `device` gives other sums than on the host.
 
-    Return an empty string if all bits are equal.
+    The payload of each input is made by the sparse `codec`. Return an empty string if all bits are equal.
     """
     for name, x in inputs():
         payload, sums = codec.encode(x, _KEY), np.full(x.size, 0.1, np.float32)
@@ -90,7 +90,7 @@ def difference_of_entries(codec: Codec, device: torch.device) -> str:
 
 
 def _named(name: str, pairs: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> str:
-    """Return a line about the first of the pairs whose bits differ; empty if all are equal."""
+    """Return a line about the first pair of arrays in `pairs` whose bits differ, or an empty string if all pairs are equal."""
     for what, (found, wanted) in pairs.items():
         if found.tobytes() != wanted.tobytes():
             return f"the device makes {what} of {name}"
@@ -98,10 +98,10 @@ def _named(name: str, pairs: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> str
 
 
 def inputs() -> Iterator[tuple[str, Floats]]:
-    """Yield named inputs.
+    """Yield named arrays that are known to be difficult.
 
-    These are N(0,1), with and without 62 % zeros; a few large values; values on levels and half-way between levels; values below
-    2^-126; all exponents.
+    These are normal values, with and without 62 % zeros; a few large values; values on levels and half-way between levels;
+    values below 2^-126; values of all exponents.
     """
     rng = np.random.default_rng(1)
     normal = rng.standard_normal(_SIZE, np.float32)

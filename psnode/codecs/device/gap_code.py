@@ -1,7 +1,7 @@
 """The code of gaps between indices, psnode.codecs.selection.gaps, computed on the device with operations on whole arrays.
 
-The code of every gap consists of a few bits, whose places no other code uses. Codes are added to the words that contain their
-places. Since no two codes have a bit in common, any order of the additions gives the same sum.
+The code of every gap consists of a few bits, whose positions in the stream no other code uses. Each code is added to the words
+that contain its positions. Since no two codes have a bit in common, the additions give the same words in any order.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _LOW = (1 << _WORD) - 1
 
 
 def written(indices: torch.Tensor, size: int) -> tuple[bytes, torch.Tensor] | None:
-    """Return the bytes of `psnode.codecs.selection.indices.write`: the first few, and the others (uint8) on the device.
+    """Return the bytes that `psnode.codecs.selection.indices.write` would write.
 
-    `indices`: int32, ascending, below `size`. Return None if the set has another code because it is empty, or has more than one
-    index in eight.
+    The first few bytes are on the host, the others (uint8) on the device. `indices`: int32, ascending, below `size`. Return
+    None if the set is empty or has more than one index in eight, because it may then have another code.
     """
     count = indices.numel()
     if not count or DENSE * count > size:
@@ -43,7 +43,10 @@ def written(indices: torch.Tensor, size: int) -> tuple[bytes, torch.Tensor] | No
 
 
 def _choice(skipped: torch.Tensor, spans: torch.Tensor, members: torch.Tensor, size: int) -> tuple[int | None, torch.Tensor]:
-    """Return the b of the shortest code with one b (None if one b per group is shorter), and the b of every group."""
+    """Return the b of the shortest code with one common b, and the b of every group.
+
+    The first result is None if the code with one b per group is shorter.
+    """
     count, groups = skipped.numel(), spans.numel()
     wide = gaps.widest(count, size)
     trials = list(range(max(0, wide - 1), wide + 2))
@@ -63,14 +66,14 @@ def _choice(skipped: torch.Tensor, spans: torch.Tensor, members: torch.Tensor, s
 
 
 def _fitted(spans: torch.Tensor, members: torch.Tensor) -> torch.Tensor:
-    """Return the b of groups whose gaps have the sums `spans`."""
+    """Return the b of every group, given the sums `spans` and the numbers `members` of the groups' gaps."""
     edges = TURN * members.double()
     powers = (1 << torch.arange(gaps.MAX_LOW_BITS + 1, device=spans.device)).double()  # exact, while CUDA's pow may not be
     return (spans.double()[:, None] > edges[:, None] * powers).sum(1)
 
 
 def _packed(codes: torch.Tensor, places: torch.Tensor, length: int) -> torch.Tensor:
-    """Return a stream of `length` bits with each code, of at most 28 bits, at its place."""
+    """Return a stream of `length` bits in which each code, of at most 28 bits, starts at its position in `places`."""
     words = torch.zeros(length // _WORD + 2, dtype=torch.int64, device=codes.device)
     shifted, at = codes << (places % _WORD), places // _WORD
     words.index_add_(0, at, shifted & _LOW)

@@ -1,4 +1,4 @@
-"""Interfaces of codecs on a device."""
+"""Interfaces of codecs on a device: encoders, changes of weights, and the codecs that make them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from psnode.codecs.arrays import Bytes, Shape, Words
 
 
 class DeviceEncoder(Protocol):
-    """Encoder of arrays of one size on a device. `padded` is the length of an array with its padding of zeros."""
+    """Encoder of arrays of one size on a device. `padded` is the length of an array, including its padding with zeros."""
 
     padded: int
 
@@ -26,7 +26,7 @@ class DeviceEncoder(Protocol):
         """True unless the last array had a value that is not finite. Waits for the device."""
 
     def take(self, out: Bytes) -> int:
-        """Write the body to `out` and return its length. Waits for the work given to the stream."""
+        """Write the body to `out` and return its length. Waits for the work that was given to the stream."""
 
 
 class Change(Protocol):
@@ -43,10 +43,13 @@ class DeviceCodec(Protocol):
     def text(self) -> str: ...
 
     def encoder(self, shape: Shape) -> DeviceEncoder:
-        """Return an encoder of arrays of `shape`. The encoder allocates memory of their size on the device."""
+        """Return an encoder of arrays of `shape`.
+
+        The encoder allocates memory on the device, in proportion to the arrays' size.
+        """
 
     def change(self, codec: Codec, weights: torch.Tensor) -> Change:
-        """Return an object that adds payloads of `codec`, this codec or its contractive form, to the flat `weights`."""
+        """Return an object that adds payloads of `codec` to the flat `weights`. `codec` is this codec or its contractive form."""
 
     def difference(self) -> str:
-        """Return the name of the first result that differs from the host's; empty if there is no difference."""
+        """Return a line about the first result that differs from the host's, or an empty string if there is no difference."""

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 
 def kernels_for(codec: Codec, device: torch.device) -> CodecKernels | None:
-    """Return the program of `codec` and its kernels on `device`, which are compiled unless cached, or None without a formula."""
+    """Return the program of `codec` and its kernels on `device`, or None if the codec has no formula.
+
+    The kernels are compiled unless they are cached.
+    """
     from psnode.codecs.device.cupy.row_kernels import Kernels
     from psnode.codecs.rows.cuda.text import text_of
     from psnode.codecs.rows.formula import program_of
@@ -43,8 +46,9 @@ def stream_of(device: torch.device) -> int:
 class DeviceCoder:
     """Encode and decode of arrays of `size` values on a device, by a program. Calls return before the device has finished.
 
-    Arrays are flat float32, of length `padded`, which fills whole units of rows, with zeros after the `size` values. `body`
-    (uint8) holds the output of encode: the numbers, then the codes of all units, including all of the last one.
+    Arrays are flat float32 of length `padded`, a multiple of the unit in which rows are packed. They have zeros after the
+    `size` values. `body` (uint8) holds the output of encode: the numbers, then the codes of all units, including the padding of
+    the last unit.
     """
 
     def __init__(self, program: Program, kernels: Kernels, size: int, device: torch.device) -> None:
@@ -70,7 +74,7 @@ class DeviceCoder:
         self._done = torch.zeros(1, dtype=torch.int32, device=device)  # the number of rows before the first that is not finite
 
     def encode(self, x: torch.Tensor, key: Words, error: torch.Tensor | None = None) -> None:
-        """Write `body`, and x - decoded to `error`, which may be `x`. Both are valid only if `is_finite` is true afterwards."""
+        """Write `body`, and x - decoded to `error`, which may be `x`. Both are valid only if `is_finite` is True afterwards."""
         from psnode.codecs.device.cupy.row_kernels import EncodeArrays, SumArrays
 
         stream = stream_of(self._device)
@@ -98,7 +102,7 @@ class DeviceCoder:
         return int(self._done) == self._count
 
     def _survey(self, x: torch.Tensor, stream: int) -> bool:
-        """Find the extremes of all values. Return True if they are finite. Waits for the device."""
+        """Find the extremes of all values, and return True if the values are finite. Waits for the device."""
         self._tops.copy_(self._unknown)
         x[self._size :].copy_(x[0])  # a repeated value changes no extreme, but zeros might
         self._kernels.survey(stream, x.data_ptr(), self._tops.data_ptr(), self._count)
@@ -106,7 +110,7 @@ class DeviceCoder:
         return int(self._tops[0]) < INFINITY_BITS
 
     def decode(self, out: torch.Tensor, weight: float = 1.0, *, adding: bool = False) -> None:
-        """Write out = decoded, or out += weight * decoded, from `body`."""
+        """Overwrite `out` with the values decoded from `body`, or add `weight` times these values if `adding` is True."""
         self._kernels.decode(stream_of(self._device), self._arrays(out), weight, adding, 0, self._rows, self._count)
 
     def _arrays(self, out: torch.Tensor) -> DecodeArrays:
@@ -137,7 +141,7 @@ class DeviceCoder:
             out[full:].copy_(room[: self._size - full])
 
     def put(self, found: Bytes) -> None:
-        """Fill `body` with the codec's bytes from the host, for later work on the stream: the inverse of `take`."""
+        """Copy the codec's bytes from the host to `body`, for later work on the stream. This is the inverse of `take`."""
         from psnode.codecs.rows.language import ROW
 
         self._found = packed = self.program.packing(found[: self._start].view(np.uint32), self._size)
@@ -155,9 +159,9 @@ class DeviceCoder:
         self._passage.up(self.body[: whole.size])
 
     def take(self, out: Bytes) -> int:
-        """Write `body`, cut to the codec's bytes, to `out` on the host, and return its length.
+        """Write the codec's bytes, `body` without its padding, to `out` on the host, and return their number.
 
-        Waits for the work given to the stream.
+        Waits for the work that was given to the stream.
         """
         from psnode.codecs.rows.language import ROW
 
@@ -173,14 +177,17 @@ class DeviceCoder:
         return self.program.length(out, self._size)
 
     def _packing(self) -> Packed:
-        """Return the packing of the codes in `body`. Waits for the device if numbers in `body` tell the width of the codes."""
+        """Return the packing of the codes in `body`.
+
+        If numbers in `body` determine the width of the codes, wait for the device.
+        """
         if self._found is None:
             self._found = self.program.packing(self.body[: self._start].cpu().numpy().view(np.uint32), self._size)
         return self._found
 
 
 class RowEncoder(DeviceCoder):
-    """Encoder of rows on a device. Its body begins with the parameters of a user-defined codec."""
+    """Encoder of rows on a device. The body begins with the parameters if the codec is user-defined."""
 
     def __init__(self, codec: Codec, kernels: CodecKernels, shape: Shape, device: torch.device) -> None:
         from psnode.codecs.rows.codec import preamble

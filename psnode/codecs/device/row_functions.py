@@ -1,4 +1,4 @@
-"""Kernels of a program on a device, called with arrays on the host, so that checks can compare them with the CPU's."""
+"""Kernels of a program on a device that are called with arrays on the host, so that checks can compare them with the CPU."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 class RowFunctions:
-    """Kernels on a device with arrays on the host, which are copied to the device and back: see rows.coder.Functions.
+    """Kernels on a device that are called with arrays on the host, as rows.coder.Functions describes.
 
-    They are for checks of the kernels' results, not for speed.
+    The arrays are copied to the device and back. The class is for checks of the kernels' results, not for speed.
     """
 
     def __init__(self, kernels: Kernels, device: torch.device) -> None:

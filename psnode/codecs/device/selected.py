@@ -1,4 +1,4 @@
-"""Selections of arrays on a device: the device finds the entries and codes the indices, so that only coded bytes leave it."""
+"""Selections of arrays on a device. The device finds the entries and codes their indices, so that only coded bytes leave it."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def selector_of(codec: Codec) -> Selector | None:
 class SelectedEncoder:
     """Encoder of a selection, alone or in a chain, for arrays of `shape`: a DeviceEncoder.
 
-    Values are sent as float32, or as 16-bit numbers if the next stage is fp16 or bf16. Any other stage codes the values on the
-    host, to which they are copied as float32.
+    Values are copied to the host as float32, or as 16-bit numbers if the next stage is fp16 or bf16. Any other next stage
+    receives the float32 values and codes them on the host.
     """
 
     def __init__(self, codec: Codec, kernels: SelectionKernels, shape: Shape, device: torch.device) -> None:
@@ -55,7 +55,7 @@ class SelectedEncoder:
     def encode(self, x: torch.Tensor, key: Words, error: torch.Tensor | None = None) -> None:
         """Find the entries of `x` to send.
 
-        After `take`, `error` (which may be `x`) holds x - decoded; it holds x itself if x is not finite.
+        After `take`, `error` (which may be `x`) holds x - decoded, or x itself if x is not finite.
         """
         search = DeviceSearch(x, self._size, self._kernels)
         self._key = np.array(key, np.uint64)
@@ -76,7 +76,10 @@ class SelectedEncoder:
         return self._search.is_finite
 
     def take(self, out: Bytes) -> int:
-        """Write the body to `out` and return its length; write nothing if the array is not finite. Waits for the device."""
+        """Write the body to `out` and return its length. If the array is not finite, write nothing and return 0.
+
+        Waits for the device.
+        """
         if not self.is_finite:
             return 0
         if self._values is not None:
@@ -95,7 +98,7 @@ class SelectedEncoder:
         return end
 
     def _narrowed(self) -> torch.Tensor | None:
-        """Return the values in the form in which they are sent, or None if the host has to code them."""
+        """Return the selected values in the type in which they are sent, or None if the host must code them."""
         values = self._found.values
         if not isinstance(self._codec, Chain):
             return values
@@ -106,7 +109,7 @@ class SelectedEncoder:
         return values.clamp(-largest, largest).to(dtype)
 
     def _lose(self, decoded: torch.Tensor) -> None:
-        """Subtract the sent values from the error."""
+        """Subtract the decoded values of the entries sent from the error."""
         if self._error is not None:
             there = self._found.indices.long()
             self._error[there] = self._error[there] - decoded

@@ -1,11 +1,12 @@
 """Singular values and rank-one terms of a matrix on a device, computed by torch as psnode.codecs.lowrank does on the host.
 
-The whole spectrum is computed from the float64 Gram matrix of the short side; a few of the largest terms are computed from a
-random subspace (psnode.codecs.lowrank.spectrum and .randomised explain why this is accurate enough). Only the singular values, 8
-bytes for each row of the short side, and with `cover` the energy are copied to the host. The host's random numbers are copied to
-the device.
+The whole spectrum is computed from the float64 Gram matrix of the matrix's short side. A few of the largest terms are computed
+from a random subspace. psnode.codecs.lowrank.spectrum and .randomised explain why this is accurate enough. Only the singular
+values, 8 bytes for each row of the short side, and with `cover` the energy of the matrix are copied to the host. The random
+numbers are drawn on the host and copied to the device.
 
-Values need no scaling, because the cube of a float32 is within the range of float64. float64 copies are made block by block.
+Values need no scaling, because the cube of a float32 is within the range of float64. The matrix is converted to float64 block
+by block.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ _BLOCK = 1 << 22  # values per block of which a float64 copy is made
 
 
 class DeviceCore(NamedTuple):
-    """A float32 matrix of `shape` without its zero rows and columns, and the indices of the others (None if all are kept)."""
+    """A float32 matrix of `shape` without its zero rows and columns. It also holds the indices of the rows and columns kept.
+
+    The indices of the rows or of the columns are None if all of them are kept.
+    """
 
     values: torch.Tensor
     rows: torch.Tensor | None
@@ -35,22 +39,28 @@ class DeviceCore(NamedTuple):
 
     @property
     def tall(self) -> bool:
-        """True if the short side is the columns."""
+        """True if there are more rows than columns, so that the columns are the short side."""
         return self.values.shape[0] > self.values.shape[1]
 
     @property
     def short_in_front(self) -> torch.Tensor:
-        """The values, transposed if they are tall, as a view."""
+        """The values as a matrix whose rows are the short side: a view, transposed if the values are tall."""
         return self.values.T if self.tall else self.values
 
     def factors(self, short: torch.Tensor, long: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the factors (left, right) of terms, (k, m) and (k, n), from the factors of the core's short and long side."""
+        """Return the factors (left, right), of shapes (k, m) and (k, n), of k terms of the whole matrix.
+
+        They are made of the terms' factors `short` and `long`, on the short and long side of the core.
+        """
         left, right = (long, short) if self.tall else (short, long)
         return _spread(left, self.rows, self.shape[0]), _spread(right, self.columns, self.shape[1])
 
 
 def trim(matrix: torch.Tensor) -> DeviceCore:
-    """Return `matrix` (m, n) without its zero rows and columns; not copied if it has none. Waits for the device."""
+    """Return `matrix` (m, n) without its zero rows and columns. It is not copied if it has none of these.
+
+    Waits for the device.
+    """
     m, n = matrix.shape
     rows, columns = (_unless_all(matrix.any(dim=side).nonzero().reshape(-1), size) for side, size in ((1, m), (0, n)))
     values = matrix if rows is None else matrix.index_select(0, rows)
@@ -74,7 +84,7 @@ class DeviceSpectrum:
     """(r, long side of the core): the vectors of the other side, whose lengths are the values. None: computed on demand."""
 
     def terms(self, chosen: Int64s) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the factors (left, right) of the terms with the indices `chosen`: (k, m) and (k, n), float64."""
+        """Return the factors (left, right) of the k terms with the indices `chosen`: float64, of shapes (k, m) and (k, n)."""
         indices = _up(chosen, self.vectors.device)
         short = self.vectors[indices]
         if self.products is not None:
@@ -84,7 +94,7 @@ class DeviceSpectrum:
 
 
 def spectrum(core: DeviceCore) -> DeviceSpectrum:
-    """Return all terms whose singular values are above the rounding noise of the largest one."""
+    """Return all terms whose singular values exceed the rounding noise of the largest singular value."""
     matrix = core.short_in_front
     gram = torch.zeros(len(matrix), len(matrix), dtype=torch.float64, device=matrix.device)
     for block in _blocks(matrix.T):
@@ -97,9 +107,11 @@ def spectrum(core: DeviceCore) -> DeviceSpectrum:
 
 
 def sketch(core: DeviceCore, count: int, key: Words, *, cover: bool = False) -> DeviceSpectrum:
-    """Return approximations of at least the `count` largest terms; with `cover`, one random term for the rest follows.
+    """Return approximations of at least the `count` largest terms.
 
-    The subspace is that of psnode.codecs.lowrank.randomised.sketch with the same `key`, up to rounding.
+    With `cover`, a random term for the rest of the matrix follows.
+
+    The random subspace equals that of psnode.codecs.lowrank.randomised.sketch with the same `key`, up to rounding.
     """
     matrix = core.short_in_front
     short, width = len(matrix), count + OVERSAMPLING
@@ -120,7 +132,7 @@ def sketch(core: DeviceCore, count: int, key: Words, *, cover: bool = False) -> 
 
 
 def _covered(found: DeviceSpectrum, basis: torch.Tensor, direction: torch.Tensor, energy: float) -> DeviceSpectrum:
-    """Return `found` with a random term for the rest of a matrix with this energy."""
+    """Return `found` with a random term added for the rest of the matrix, whose squared norm is `energy`."""
     assert found.products is not None
     missing = energy - float(np.sum(found.values**2))
     if missing <= NOISE**2 * energy:
@@ -139,26 +151,29 @@ def _covered(found: DeviceSpectrum, basis: torch.Tensor, direction: torch.Tensor
 
 
 def _roots(squares: Float64s) -> Float64s:
-    """Return the square roots of ascending eigenvalues, in descending order, as far as they are above the noise."""
+    """Return the square roots of ascending eigenvalues, in descending order, without those that are not above the noise."""
     values = np.sqrt(np.maximum(squares[::-1], 0.0))
     return values[: np.count_nonzero(values > NOISE * values[0])].copy()
 
 
 def _signed(vectors: torch.Tensor) -> torch.Tensor:
-    """Return rows (k, n) whose first entry of largest magnitude is positive, as on the host. This makes u and -u the same."""
+    """Return the rows (k, n) with signs such that the first entry of largest magnitude of each row is positive, as on the host.
+
+    Thus a vector u and its negative -u give the same row.
+    """
     peaks = vectors.gather(1, vectors.abs().argmax(dim=1, keepdim=True))
     return vectors * peaks.sign()
 
 
 def _blocks(matrix: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield float64 copies of a few rows at a time."""
+    """Yield float64 copies of the matrix, a few rows at a time."""
     step = max(1, _BLOCK // max(matrix.shape[1], 1))
     for at in range(0, len(matrix), step):
         yield matrix[at : at + step].double()
 
 
 def _times(vectors: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
-    """Return `vectors` (k, m), float64, times `matrix` (m, n), float32: (k, n), float64."""
+    """Return `vectors` (k, m), float64, times `matrix` (m, n), float32. The product is (k, n), float64."""
     out = torch.zeros(len(vectors), matrix.shape[1], dtype=torch.float64, device=matrix.device)
     at = 0
     for block in _blocks(matrix):
@@ -172,7 +187,7 @@ def _energy(matrix: torch.Tensor) -> torch.Tensor:
 
 
 def _spread(values: torch.Tensor, places: torch.Tensor | None, size: int) -> torch.Tensor:
-    """Return `values` (k, live entries) at their places among `size`, with zeros between them."""
+    """Return rows of length `size` that hold `values` (k, kept entries) at the indices of these entries, and zeros elsewhere."""
     if places is None:
         return values
     return values.new_zeros(len(values), size).index_copy_(1, places, values)

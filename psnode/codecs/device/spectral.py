@@ -1,16 +1,16 @@
 """Spectral ATOMO on a device: a matrix is factorised on its device, and only the factors of the drawn terms go to the host.
 
 Three things are copied to the host: the singular values (8 bytes for each row of the short side), the factors as float32, which
-are the payload, and 24 bytes about the array. The host draws the terms with the functions and the random words of
-psnode.codecs.svd. A stage after svd, as in `svd+qsgd`, codes the factors on the host. Decoded values have the same bits
-everywhere, because they are float32 products and sums, each a separate torch operation. The factors themselves differ from the
-host's in their last bits, as the factors of two machines do.
+form the payload, and 24 bytes about the array. The host draws the terms with the functions and the random words of
+psnode.codecs.svd. A stage after svd, as in `svd+qsgd`, codes the factors on the host. Decoded values have the same bits on
+every device and host, because they are float32 products and sums, each a separate torch operation. The factors that the device
+computes differ from the host's in their last bits, just as the factors of two machines do.
 
-With `method=deflated`, the device computes the exact spectrum, because the deflated method exists only to save a CPU's time, and
-has no smaller variance.
+With `method=deflated`, the device computes the exact spectrum instead, because the deflated method only saves time on a CPU and
+does not reduce the variance.
 
-Factors whose sum might exceed float32 (gradients beyond 1e36) are copied as float64, and the host's own function scales them
-down.
+If the sum of the terms might exceed float32's range (gradients beyond 1e36), the factors are copied to the host as float64, and
+the host's own function scales them down.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ _TINY = float(np.finfo(np.float64).tiny)
 
 
 def svd_of(codec: Codec) -> Svd | None:
-    """Return the svd in `codec`: the codec itself, or the first stage of a chain, or None if there is none."""
+    """Return the svd stage of `codec`: the codec itself, the first stage of a chain, or None if it has no svd."""
     first = codec.reducer if isinstance(codec, Chain) else codec
     return first if isinstance(first, Svd) else None
 
 
 def is_spectral(codec: Codec) -> TypeGuard[Spectral]:
-    """Return True for svd, and for a chain that begins with svd."""
+    """Return True if `codec` is svd or a chain that begins with svd."""
     return svd_of(codec) is not None
 
 
 class SpectralEncoder:
-    """Encoder, on `device`, of arrays of `shape` by `codec`: svd or a chain that begins with it."""
+    """Encoder, on `device`, of arrays of `shape` by `codec`, which is svd or a chain that begins with svd."""
 
     def __init__(self, codec: Spectral, shape: Shape, device: torch.device) -> None:
         svd = svd_of(codec)
@@ -83,14 +83,14 @@ class SpectralEncoder:
             add_parted(*parts, self._shape, error[: self.padded], np.float32(-1))
 
     def take(self, out: Bytes) -> int:
-        """Write the body to `out` and return its length. Waits for the work given to the stream."""
+        """Write the body to `out` and return its length. Waits for the work that was given to the stream."""
         out[: self._used] = self._body[: self._used]
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
         return self._used
 
     def _reduce(self, matrix: torch.Tensor, key: Words) -> tuple[int, Floats]:
-        """Return the number of drawn terms, and their factors on the host, as lowrank.factors.fold computes them."""
+        """Return the number of drawn terms, and their factors on the host, in the form that lowrank.factors.fold returns."""
         found = self._find(matrix, key)
         chosen, probabilities = self._svd.choose(found.values, key)
         left, right = found.terms(chosen)
@@ -109,8 +109,9 @@ class SpectralEncoder:
 class SpectralChange:
     """Addition of payloads of `codec` to `weights`, a flat float32 tensor on a device, with the same bits as `codec.decode_add`.
 
-    Only the factors are copied to the device. `codec` is svd, a chain that begins with it, or the contractive form of either. The
-    host decodes payloads with a scale of more than 1, whose values might exceed float32.
+    Only the factors are copied to the device. `codec` is svd, a chain that begins with svd, or the contractive form of either.
+    If the factor of a contractive form exceeds 1, the host decodes the payload, because its values might exceed float32's
+    range.
     """
 
     def __init__(self, codec: Codec, weights: torch.Tensor) -> None:
@@ -133,9 +134,10 @@ class SpectralChange:
 
 
 def add_terms(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor, weight: np.float32) -> None:
-    """Add `weight` times the sum of the terms left (r, m) and right (r, n) to `out` (m, n): see lowrank.rank_one.add_terms.
+    """Add `weight` times the sum of r terms to `out` (m, n). The terms have the factors left (r, m) and right (r, n).
 
-    Products and sums are separate operations, so that no product and sum are contracted to one operation that rounds once.
+    The result equals that of lowrank.rank_one.add_terms. Products and sums are separate operations, so that no compiler
+    contracts them to one operation that rounds once.
     """
     (rank, m), n = left.shape, right.shape[1]
     step = max(1, _BLOCK // max(n, 1))
@@ -147,7 +149,7 @@ def add_terms(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor, weight
 
 
 def add_parted(side: Bytes, values: Floats, shape: Shape, out: torch.Tensor, weight: np.float32) -> None:
-    """Add `weight` times the array to which side information and values of svd decode to `out` (flat)."""
+    """Add `weight` times an array to `out` (flat). `side` and `values` are the array's side information and values under svd."""
     split, terms, m, n = sizes(side, shape)
     if not split:
         out.add_(torch.tensor(values).to(out.device).mul_(float(weight)))
@@ -162,7 +164,10 @@ def add_parted(side: Bytes, values: Floats, shape: Shape, out: torch.Tensor, wei
 
 
 def _folded(left: torch.Tensor, right: torch.Tensor, probabilities: torch.Tensor) -> torch.Tensor:
-    """Compute psnode.codecs.lowrank.factors.fold on a device, without its scaling down of terms. Return flat float32."""
+    """Return the result of psnode.codecs.lowrank.factors.fold, computed on a device, as flat float32.
+
+    Terms are not scaled down.
+    """
     m, n = left.shape[1], right.shape[1]
     lengths_left, lengths_right = (torch.linalg.vector_norm(side, dim=1).clamp_min(_TINY) for side in (left, right))
     scale = (lengths_right / lengths_left / probabilities).sqrt() * (m / n) ** 0.25

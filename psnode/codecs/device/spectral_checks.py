@@ -1,7 +1,8 @@
-"""A check of spectral ATOMO on a device: do torch's linear algebra functions give the same terms on the device as on the CPU?
+"""Checks of spectral ATOMO on a device: torch's linear algebra must give the same terms on the device as on the CPU.
 
-The last bits of factors may differ, so the check uses matrices with well-separated terms: under the same key, the same terms are
-drawn, and their sum must be near the CPU's. A payload must decode to the same bits on the device as on the host.
+The last bits of factors may differ, so the checks use matrices with well-separated terms. Under the same key, device and CPU
+must draw the same terms, and the sums of the terms must be nearly equal. A payload must decode to the same bits on the device
+as on the host.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _KEYS = [Key.derive(seed, "trust") for seed in range(2)]
 
 
 def problem(codec: Codec, device: torch.device) -> str:
-    """Return a line that names the first result on `device` that differs from the CPU's; empty if there is no difference."""
+    """Return a line about the first result on `device` that differs from the CPU's; empty if there is no difference."""
     inner = decoder(codec)
     svd = svd_of(inner)
     assert svd is not None, codec
@@ -46,7 +47,10 @@ def problem(codec: Codec, device: torch.device) -> str:
 
 
 def coded(codec: Codec, x: Floats, key: Key, device: torch.device) -> tuple[Payload, Floats]:
-    """Return the payload that `device` makes of `x`, and its x - decoded. Raise PayloadError if it finds `x` not finite."""
+    """Return the payload that `device` makes of `x`, and x - decoded.
+
+    Raise PayloadError if the device takes `x` for not finite.
+    """
     encoder, there = spectral_encoder(codec, x.shape, device), torch.tensor(x.reshape(-1)).to(device)
 
     def write(words: Words, body: Bytes) -> int:
@@ -87,7 +91,7 @@ def _differences(codec: Codec, svd: Svd, device: torch.device) -> Iterator[str]:
 
 
 def _factor(codec: Contractive, payload: Payload, x: Floats) -> np.float32:
-    """Return the factor that the host computes for the wrapped body in `payload`."""
+    """Return the factor of the contractive form, computed on the host for the wrapped body in `payload`."""
     decoded = np.empty(x.shape, np.float32)
     codec.codec._decode(codec.split(payload.body)[1], decoded)
     return factor(*tree_products(x, decoded))
@@ -96,7 +100,8 @@ def _factor(codec: Contractive, payload: Payload, x: Floats) -> np.float32:
 def inputs() -> Iterator[tuple[str, Floats]]:
     """Yield named matrices with well-separated singular values.
 
-    They are wide, tall with zeros, square with values near 1e30, and a convolution's weight with values near 1e-30.
+    These are a wide matrix, a tall one with zeros, a square one with values near 1e30, and a convolution's weight with values
+    near 1e-30.
     """
     rng = np.random.default_rng(1)
 

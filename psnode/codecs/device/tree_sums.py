@@ -1,4 +1,4 @@
-"""Sums of arrays on a device, by the trees of psnode.codecs.kernels: torch operations, each rounded separately."""
+"""Sums of arrays on a device in the order of the trees of psnode.codecs.kernels. Each torch operation rounds separately."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LARGEST = torch.finfo(torch.float32).max
 
 
 def tree_products(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Return <x, y> and <y, y> of flat, nonempty float32 arrays of equal size, as psnode.codecs.kernels.dots.tree_products does.
+    """Return <x, y> and <y, y> of flat, nonempty float32 arrays of equal size, as kernels.dots.tree_products does.
 
     Waits for the device once for every 2^22 values.
     """
@@ -21,13 +21,16 @@ def tree_products(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def square_sum(x: torch.Tensor) -> torch.Tensor:
-    """Return <x, x> of a flat, nonempty float32 array, on the device, as kernels.dots.square_sum does. Does not wait."""
+    """Return <x, x> of a flat, nonempty float32 array, as a tensor on the device, as kernels.dots.square_sum does.
+
+    Does not wait.
+    """
     parts = [_fold(_rows(part).double().square_()) for part in torch.split(x, _BLOCK)]
     return _total(torch.cat(parts)[None])[0]
 
 
 def _products(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Return both products of each row."""
+    """Return <x, y> and <y, y> of each row of 512 values."""
     xy, yy = _fold(x * y).double(), _fold(y * y).double()
     careful = ~((yy >= LEAST) & (yy <= _LARGEST) & (xy.abs() <= _LARGEST))
     if bool(careful.any()):
@@ -37,12 +40,12 @@ def _products(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
-    """Return rows of 512 values. The last row is padded with zeros."""
+    """Return the values as rows of 512. The last row is padded with zeros."""
     return torch.nn.functional.pad(x, (0, -x.shape[-1] % ROW)).reshape(-1, ROW)
 
 
 def _fold(rows: torch.Tensor) -> torch.Tensor:
-    """Return the sum of each row of 512, in the type of the row."""
+    """Return the sum of each row of 512 values, in the data type of the rows."""
     eighths = rows.reshape(-1, 8, 64)
     while eighths.shape[1] > 1:
         eighths = eighths[:, ::2] + eighths[:, 1::2]
@@ -54,7 +57,7 @@ def _fold(rows: torch.Tensor) -> torch.Tensor:
 
 
 def _total(parts: torch.Tensor) -> torch.Tensor:
-    """Return the total of each sequence of sums, added 512 at a time."""
+    """Return the total of each row of `parts`, which is added up 512 numbers at a time."""
     count = parts.shape[0]
     while parts.shape[1] > 1:
         parts = _fold(_rows(parts)).reshape(count, -1)

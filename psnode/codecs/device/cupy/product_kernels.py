@@ -1,4 +1,4 @@
-"""The kernel that codes rows and computes their inner products with the decoded rows, launched by CuPy."""
+"""The kernel that codes rows and computes the inner products of the rows with their decoded values. CuPy launches it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ class ProductKernels(Loaded):
     names = ("measure", "fold_sums")
 
     def measure(self, stream: int, arrays: EncodeArrays, size: int, count: int, to: int) -> None:
-        """Code `count` rows, which hold `size` coordinates. `arrays.error` points to `nbytes_of_products` bytes.
+        """Code `count` rows, which hold `size` coordinates, and write two inner products to `to`. `arrays.error` is workspace.
 
-        <x, y> and <y, y>, with y the decoded x, are written to `to`, two float64. They are meaningless unless all of x is finite.
+        With y the decoded x, <x, y> and <y, y> are written as two float64. They are meaningless if x has a value that is not
+        finite. `arrays.error` points to `nbytes_of_products` bytes.
         """
         rows = rows_of(size)
         addresses = [np.uint64(address) for address in arrays[:-2]]
@@ -27,5 +28,5 @@ class ProductKernels(Loaded):
 
 
 def nbytes_of_products(size: int) -> int:
-    """Return the number of bytes that `measure` needs for the parts of rows."""
+    """Return the number of bytes that `measure` needs for the partial sums of the rows."""
     return nbytes_of_sums(size, SUMS)

@@ -1,9 +1,9 @@
 """CUDA text on a device: compiled by NVRTC through CuPy, cached on disk, and launched on a stream of the caller.
 
 CuPy's RawModule passes `-ftz=true` to NVRTC after the caller's options, and the last option counts. With this option, numbers
-below 2^-126 would become zero, and payloads would differ from the CPU's. Therefore, CuPy's compiler is called without this
-option, and RawModule loads the result. Memory belongs to the caller: kernels take addresses. This code has not yet run on a GPU;
-tests run it on a substitute for CuPy.
+below 2^-126 would become zero, and payloads would differ from those of the CPU. Therefore, CuPy's compiler is called without
+this option, and RawModule loads the result. The caller allocates all memory, and the kernels take addresses. This code has not
+yet run on a GPU. Tests run it on a substitute for CuPy.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ def import_cupy() -> Any:
 
 
 def standalone(text: str) -> str:
-    """Return `text` with the GPU headers that it includes, as the only input of the compiler."""
+    """Return `text` together with the GPU headers that it includes, so that it can be the compiler's only input."""
     while match := _INCLUDE.search(text):
         text = text[: match.start()] + (HEADERS / match[1]).read_text() + text[match.end() :]
     return text
 
 
 class DeviceIdentity(NamedTuple):
-    """The facts, besides the text, on which a kernel's results depend: the device, and versions."""
+    """The facts on which a kernel's results depend apart from its text: the device, and versions of software."""
 
     device: str
     capability: str
@@ -66,16 +66,19 @@ class DeviceIdentity(NamedTuple):
         )
 
     def file(self, text: str, suffix: str) -> Path:
-        """Return the path of the file for `text` in the directory of generated modules, to which only this user can write."""
+        """Return the path of the file for `text` in the directory of generated modules.
+
+        Only this user can write to this directory.
+        """
         digest = xxhash.xxh3_128_hexdigest("\0".join((text, *OPTIONS, *self)).encode())
         return directory() / f"psnode_rows_{digest}{suffix}"
 
 
 class Loaded:
-    """The kernels of a text on CUDA device number `device`, compiled unless their file exists.
+    """The kernels of a text on CUDA device number `device`. They are compiled unless the file with the compiled kernels exists.
 
-    A call launches a kernel on `stream`, the address of a CUDA stream, and returns immediately. All other addresses are addresses
-    of device memory.
+    Each method launches kernels on `stream`, the address of a CUDA stream, and returns immediately. All other addresses are
+    addresses of device memory.
     """
 
     names: ClassVar[tuple[str, ...]]  # kernels that every text has
@@ -102,7 +105,10 @@ class Loaded:
         return image.encode() if isinstance(image, str) else bytes(image)
 
     def _launch(self, name: str, stream: int, count: int, *arguments: Any) -> None:
-        """Launch a kernel with `count` warps, or fewer warps that run it several times."""
+        """Launch a kernel for `count` units of work, one for each warp.
+
+        If there are too many units, a warp processes several of them.
+        """
         if name not in self._functions:
             self._functions[name] = self._module.get_function(name)
         blocks = min(-(-count // _ROWS_PER_BLOCK), _MOST_BLOCKS)
@@ -110,7 +116,10 @@ class Loaded:
             self._functions[name]((blocks,), (_THREADS,), arguments)
 
     def _fold(self, stream: int, source: int, target: int, to: int, count: int, sums: int) -> None:
-        """Write the totals of `sums` sequences of `count` float64 each, at `source`, to `to`. `target`: room for sums of 512."""
+        """Write the totals of `sums` sequences of `count` float64 each, stored at `source`, to `to`.
+
+        `target`: memory for the sums of 512 numbers each.
+        """
         while True:
             groups = rows_of(count)
             numbers = map(np.uint32, (count, groups, sums))
@@ -124,8 +133,8 @@ class Loaded:
 class Kernels(Loaded):
     """Kernels that encode and decode `count` full rows.
 
-    `blocks` is true if the packing consists of blocks of variable length. `bucket` is the number of rows in a bucket to which the
-    widths of codes are fitted, or 0.
+    `blocks` is True if the packing consists of blocks of variable length. If the widths of codes are fitted to each bucket,
+    `bucket` is the number of rows in a bucket, else 0.
     """
 
     names = ("survey", "encode", "decode", "fold_sums")
@@ -142,8 +151,8 @@ class Kernels(Loaded):
     def sum_up(self, stream: int, arrays: SumArrays, size: int, sums: int) -> None:
         """Write `sums` sums over all of `size` coordinates to `tops`, as Functions.sum_up does, and lower `done`.
 
-        Every row's part of each sum is computed first; then the parts are added 512 at a time until one number is left. `done`
-        becomes the number of the first row that is not finite, if there is one.
+        First every row's part of each sum is computed. Then the parts are added 512 at a time until one number is left. If a
+        row is not finite, `done` becomes the number of the first such row.
         """
         count, source, target = rows_of(size), arrays.room, arrays.room + 8 * sums * rows_of(size)
         addresses = [np.uint64(address) for address in arrays]
@@ -153,7 +162,10 @@ class Kernels(Loaded):
         self._fold(stream, source, target, arrays.tops + 8 * FIRST_SUM, count, sums)
 
     def encode(self, stream: int, arrays: EncodeArrays, first: int, rows: int, count: int) -> None:
-        """Encode `count` rows, the first of which is row number `first` of `rows`, as Functions.encode does, and lower `done`."""
+        """Encode `count` rows as Functions.encode does. The first of them is row number `first` of `rows`.
+
+        `done` is lowered as in sum_up.
+        """
         if not self.blocks:
             addresses = [np.uint64(address) for address in arrays[:-2]]
             numbers: list[Any] = [np.uint32(number) for number in (first, rows, count)]
@@ -171,11 +183,14 @@ class Kernels(Loaded):
         self._launch("copy_blocks", stream, blocks, rooms, starts, np.uint64(arrays.packed), np.uint32(blocks))
 
     def place(self, stream: int, side: int, starts: int, first: int, rows: int, count: int) -> None:
-        """Write the offsets of the codes of each bucket, and the end of the last one, to `starts`, from the widths at `side`."""
+        """Write the offset of each bucket's codes, and the end of the last bucket's codes, to `starts`.
+
+        The widths of codes are at `side`.
+        """
         self._launch("place_buckets", stream, 1, np.uint64(side), np.uint64(starts), *map(np.uint32, (first, rows, count)))
 
     def decode(self, stream: int, arrays: DecodeArrays, weight: float, adding: bool, first: int, rows: int, count: int) -> None:
-        """Overwrite `out` with the decoded values, or add `weight` times the decoded values."""
+        """Overwrite `out` with the decoded values of `count` rows, or add `weight` times these values if `adding` is True."""
         addresses = [np.uint64(address) for address in arrays[:-1]]
         numbers = np.float32(weight), np.int32(adding), *map(np.uint32, (first, rows, count))
         starts = [np.uint64(arrays.starts)] if self.blocks or self.bucket else []
@@ -183,17 +198,17 @@ class Kernels(Loaded):
 
 
 class _Stream(NamedTuple):
-    """A stream given by its address, according to CUDA's stream protocol."""
+    """A CUDA stream, given by its address, as an object that follows CUDA's stream protocol."""
 
     address: int
 
     def __cuda_stream__(self) -> tuple[int, int]:
-        """Return the version of the protocol, and the address."""
+        """Return the version of the protocol, and the stream's address."""
         return 0, self.address
 
 
 class SumArrays(NamedTuple):
-    """Addresses for `sum_up`. `room` points to `nbytes_of_sums` bytes."""
+    """Addresses of the arrays of `sum_up`. `room` points to `nbytes_of_sums` bytes."""
 
     x: int
     room: int
@@ -203,16 +218,16 @@ class SumArrays(NamedTuple):
 
 
 def nbytes_of_sums(size: int, sums: int) -> int:
-    """Return the number of bytes that `sum_up` needs for the parts of `sums` sums over `size` coordinates."""
+    """Return the number of bytes that `sum_up` needs for the partial results of `sums` sums over `size` coordinates."""
     return 8 * sums * (rows_of(size) + rows_of(rows_of(size)))
 
 
 class EncodeArrays(NamedTuple):
-    """Addresses for `encode`, in the order of its arguments. `error` is 0 if no error is wanted, and may equal `x`.
+    """Addresses of the arrays of the kernel `encode`, in the order of its arguments.
 
-    `done` (uint32) becomes the number of the first row that is not finite, if there is one. Packings of variable length also need
-    `starts` (uint32), the offset of each block or bucket in `packed` and the end of the last one, and `rooms`, with ROOM bytes
-    per block.
+    `error` is 0 if no error is wanted, and may equal `x`. If a row is not finite, `done` (uint32) becomes the number of the
+    first such row. Packings of variable length also need `starts` and `rooms`. `starts` (uint32) holds the offset of each block
+    or bucket in `packed` and the end of the last one. `rooms` has ROOM bytes per block.
     """
 
     x: int
@@ -227,7 +242,7 @@ class EncodeArrays(NamedTuple):
 
 
 class DecodeArrays(NamedTuple):
-    """Addresses for `decode`, in the order of its arguments."""
+    """Addresses of the arrays of the kernel `decode`, in the order of its arguments."""
 
     side: int
     packed: int

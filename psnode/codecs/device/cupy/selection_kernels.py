@@ -13,7 +13,10 @@ ROOM = 2 * 512 * BLOCK_ROWS  # bytes for the list of a block's coordinates
 
 
 class Lists(NamedTuple):
-    """Addresses of the lists of `blocks` blocks: uint32 counts, uint32 cumulative counts (`ends`), and ROOM bytes per block."""
+    """Addresses of the lists of `blocks` blocks of coordinates, one list per block.
+
+    `counts`: uint32 lengths of the lists. `ends`: uint32 cumulative lengths. `rooms`: ROOM bytes per block.
+    """
 
     counts: int
     ends: int
@@ -27,20 +30,23 @@ class SelectionKernels(Loaded):
     names = ("mark", "collect", "square_rows", "norm_of_rows")
 
     def mark(self, stream: int, x: int, limit: int, rows: int, lists: Lists) -> None:
-        """List and count the coordinates of each block whose rank is at least `limit`, which is 1 or greater."""
+        """Make a list of the coordinates of each block whose rank is at least `limit` >= 1, and count them."""
         numbers = map(np.uint32, (limit, rows, lists.blocks))
         self._launch("mark", stream, lists.blocks, np.uint64(x), np.uint64(lists.counts), np.uint64(lists.rooms), *numbers)
 
     def collect(self, stream: int, x: int, lists: Lists, indices: int, values: int) -> None:
         """Write the ascending indices (uint32) and the values (float32) of the listed coordinates.
 
-        Their number is in `lists.ends`.
+        The number of these coordinates is the last entry of `lists.ends`.
         """
         addresses = map(np.uint64, (x, lists.rooms, lists.counts, lists.ends, indices, values))
         self._launch("collect", stream, lists.blocks, *addresses, np.uint32(lists.blocks))
 
     def norm(self, stream: int, x: int, sums: int, rows: int) -> None:
-        """Write the L2 norm of all values, with rows added one after another, to the first of `rows` float64."""
+        """Write the L2 norm of all values to the first float64 at `sums`, which has room for `rows` of them.
+
+        The sums of the rows' squares are added one after another.
+        """
         arguments = np.uint64(x), np.uint64(sums), np.uint32(rows)
         self._launch("square_rows", stream, rows, *arguments)
         self._launch("norm_of_rows", stream, 1, *arguments)

@@ -23,9 +23,9 @@ class StepKernels(Loaded):
     def step(
         self, name: str, stream: int, vectors: Sequence[int], numbers: Sequence[np.float32 | np.int32], once: bool, size: int
     ) -> None:
-        """Launch the kernel `name` on `vectors` of `size` float32, with `numbers`.
+        """Launch the kernel `name` on `vectors` of `size` float32, with the parameters `numbers`.
 
-        If `once`, a product and a sum are rounded together.
+        If `once`, a product and the sum to which it is added are rounded together.
         """
         addresses = [np.uint64(vector) for vector in vectors]
         self._launch(name, stream, -(-size // _LANES), *addresses, *numbers, np.int32(once), np.uint64(size))
