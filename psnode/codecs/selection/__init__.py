@@ -1,1 +1,1 @@
-"""Sparsifiers: selection of the coordinates to send, and compact coding of their indices."""
+"""Sparsifiers: the selection of the coordinates to send, and the compact coding of their indices."""

@@ -1,8 +1,8 @@
 """Entropy-coded bitmap of indices: within 1 % of the optimum at densities that are too high for gaps.
 
-The bitmap is coded byte by byte (bit j of byte i is index 8 i + j). The probability of a byte follows from k, the number of
-ones in all d bits: p^ones (1 - p)^zeros with p = k / d. Therefore no table is sent. The coder is rANS with four interleaved
-states of 32 bits (byte i goes to state i mod 4), renormalised by 16 bits, with frequencies of 15 bits.
+The bitmap is coded byte by byte (bit j of byte i is index 8 i + j). Let k be the number of ones in all d bits, and p = k / d. A
+byte has the probability p^ones (1 - p)^zeros, which follows from k. Therefore no table is sent. The coder is rANS with four
+interleaved states of 32 bits (byte i goes to state i mod 4), renormalised by 16 bits, with frequencies of 15 bits.
 
     uint32 for each state, then the uint16 words in the order in which they are read
 
@@ -28,8 +28,8 @@ _POPULATION = np.array([bin(byte).count("1") for byte in range(256)])
 def edges(count: int, size: int) -> Words:
     """Return the 257 cumulative frequencies, 0 to 2^15, of the 256 byte values for `count` ones in `size` bits.
 
-    0 < count < size. Every frequency is at least 1. Products and sums are made in a fixed order, so that the result is equal on
-    every machine.
+    `count` must be above 0 and below `size`. Every frequency is at least 1. Products and sums are computed in a fixed order, so
+    that the result is equal on every machine.
     """
     p = count / size
     weights = [1.0]
@@ -44,7 +44,7 @@ def edges(count: int, size: int) -> Words:
 
 @kernel
 def _encode(bitmap: Bytes, edges: Words, states: Words, words: Words16) -> int:
-    """Encode the bytes from last to first, filling `words` from its end; return the number of words."""
+    """Encode the bytes from last to first, and fill `words` from its end. Return the number of words."""
     used = 0
     for s in range(STATES):
         states[s] = _LOW
@@ -63,7 +63,10 @@ def _encode(bitmap: Bytes, edges: Words, states: Words, words: Words16) -> int:
 
 @kernel
 def _decode(words: Words16, states: Words, edges: Words, bytes_of: Bytes, bitmap: Bytes) -> bool:
-    """Invert _encode; return True if all words were used and each state ends with the value with which _encode began."""
+    """Decode the words that _encode wrote.
+
+    Return True if all words were used and each state ends as it was when _encode began.
+    """
     used = 0
     for i in range(bitmap.size):
         state = states[i & (STATES - 1)]
@@ -92,7 +95,7 @@ def _fill(indices: Words32, bitmap: Bytes) -> None:
 
 @kernel
 def scan(bitmap: Words, indices: Words32) -> int:
-    """Write the ascending positions of the ones to `indices`, as many as fit, and return the number of ones."""
+    """Write the ascending positions of the ones to `indices`, as far as they fit, and return the number of all ones."""
     count = 0
     for i in range(bitmap.size):
         word = bitmap[i]
@@ -105,7 +108,7 @@ def scan(bitmap: Words, indices: Words32) -> int:
 
 
 def write(indices: Words32, size: int) -> Bytes:
-    """Return the code of ascending indices below `size`, at least one and fewer than `size`."""
+    """Return the code of ascending indices below `size`. There must be at least one and fewer than `size` indices."""
     bitmap = np.zeros(-(-size // 8), np.uint8)
     _fill(indices, bitmap)
     states = np.empty(STATES, np.uint64)
@@ -115,7 +118,7 @@ def write(indices: Words32, size: int) -> Bytes:
 
 
 def read(data: Bytes, count: int, size: int) -> Words32:
-    """Return the `count` ascending indices below `size` coded in `data`, 0 < count < size. Raises PayloadError."""
+    """Return the `count` ascending indices below `size` that `data` encodes; 0 < count < size. Raises PayloadError."""
     head = 4 * STATES
     if data.size < head or data.size % 2 or data.size > head + 2 * -(-size // 8):
         raise PayloadError(f"{data.size} bytes are no coded bitmap of {size} bits")

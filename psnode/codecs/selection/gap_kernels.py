@@ -1,4 +1,4 @@
-"""Kernels of psnode.codecs.selection.gaps. `bits` holds b, the number of low bits, of every group of 32 gaps."""
+"""Kernels of psnode.codecs.selection.gaps. The array `bits` holds b, the number of low bits, for every group of 32 gaps."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ TURN = 1.62  # for geometric gaps whose mean exceeds this times 2^b, b + 1 low b
 
 @kernel
 def fit(indices: Words32, bits: Bytes) -> tuple[float, float]:
-    """Set the b of every group from its mean gap; return the approximate bits with these b and with one b for all.
+    """Set the b of every group from its mean gap. Return the approximate length of two codes in bits.
 
-    The bits of the parameters themselves are not counted.
+    The first code uses these b, the second one b for all groups. The bits of the parameters b themselves are not counted.
     """
     total = 0.0
     start = np.int64(0)
@@ -41,7 +41,7 @@ def fit(indices: Words32, bits: Bytes) -> tuple[float, float]:
 
 @kernel
 def unary_bits(indices: Words32, bits: Bytes) -> int:
-    """Return the length of the unary stream in bits."""
+    """Return the length in bits of the unary stream of `indices`."""
     total = np.int64(indices.size)
     expected = np.uint32(0)
     for group in range(bits.size):
@@ -56,7 +56,7 @@ def unary_bits(indices: Words32, bits: Bytes) -> int:
 
 @kernel
 def write_streams(indices: Words32, bits: Bytes, low: Words, unary: Words) -> None:
-    """Write the stream of low bits to `low` and the unary stream to `unary`, which must be zero before."""
+    """Write the stream of low bits to `low`, and the unary stream to `unary`, which must hold zeros."""
     word = np.uint64(0)
     used = np.uint64(0)
     at = 0
@@ -87,8 +87,8 @@ def write_streams(indices: Words32, bits: Bytes, low: Words, unary: Words) -> No
 def read_streams(low: Words, unary: Words, bits: Bytes, size: int, indices: Words32) -> tuple[int, int]:
     """Fill `indices` from the two streams; return the lengths in bits of the unary stream and of the stream of low bits.
 
-    The first is -1 if the unary stream ends too early, if an index is not below `size`, or if bits are set after the last index
-    in the same word. `low` is one word longer than its stream.
+    The first length is -1 if the unary stream ends too early, if an index is not below `size`, or if bits after the last index
+    are set in the same word. `low` is one word longer than the stream of low bits.
     """
     at = 0
     word = unary[0]

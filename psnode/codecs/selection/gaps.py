@@ -5,9 +5,9 @@ first, then the unary parts, each of g >> b zeros and a one. Both streams are fi
 padded with zeros.
 
 For k of d coordinates, chosen at random, b near log2(ln 2 d / k) costs about k (log2(d / k) + 1.5) bits. The cost of any k
-coordinates is at most k (1 + b) + (d - k) / 2^b bits. The large entries of a gradient lie in clusters. A separate b for every 32
-gaps exploits this: each b takes 5 bits before the two streams, and the code may be a quarter shorter than log2 binomial(d, k).
-The shorter code, with one b or with many, is sent.
+coordinates is at most k (1 + b) + (d - k) / 2^b bits. The large entries of a gradient lie in clusters. A separate b for every
+32 gaps exploits this. Each of these b takes 5 bits, which precede the two streams. Such a code may be a quarter shorter than
+log2 binomial(d, k). The shorter of the codes with one b and with many is sent.
 
 Source: Golomb, "Run-length encodings", IEEE Trans. Inf. Theory 12, 1966; Rice and Plaunt, "Adaptive variable-length coding
 for efficient compression of spacecraft television data", IEEE Trans. Commun. 19, 1971.
@@ -29,7 +29,10 @@ GAIN = 49 / 50  # a b for each group is tried if its expected length is at most 
 
 
 class Code(NamedTuple):
-    """Parameters of a code: length in bytes, the common b (None: a b per group), and the b of every group of 32 gaps (uint8)."""
+    """Parameters of a code: its length in bytes, the common b, and the b of every group of 32 gaps (uint8).
+
+    The common b is None if every group has its own b.
+    """
 
     nbytes: int
     b: int | None
@@ -37,7 +40,7 @@ class Code(NamedTuple):
 
 
 def widest(count: int, size: int) -> int:
-    """Return the b by which max_nbytes bounds codes of `count` >= 1 of `size` indices: the largest with 2^b <= mean gap, or 0."""
+    """Return the largest b with 2^b <= mean gap, or 0, for `count` >= 1 of `size` indices. It serves the bound of max_nbytes."""
     return max(0, ((size - count) // count).bit_length() - 1)
 
 
@@ -50,7 +53,7 @@ def max_nbytes(count: int, size: int) -> int:
 
 
 def choose(indices: Words32, size: int) -> Code:
-    """Return the shortest code found for `indices`, at least one, ascending and below `size`."""
+    """Return the shortest code found for `indices`, which are ascending and below `size`; there must be at least one."""
     groups = -(-indices.size // GROUP)
     wide = widest(indices.size, size)
     fixed = min(
@@ -69,7 +72,7 @@ def _code(indices: Words32, bits: Bytes, b: int | None) -> Code:
 
 
 def _lengths(count: int, bits: Bytes, b: int | None) -> tuple[int, int]:
-    """Return the numbers of bytes of the parameters and of the low bits."""
+    """Return the length in bytes of the parameters, and of the stream of low bits."""
     low = GROUP * int(bits.sum(dtype=np.int64)) - (-count % GROUP) * int(bits[-1])
     return 0 if b is not None else _bytes(PARAMETER_BITS * bits.size), _bytes(low)
 
@@ -79,7 +82,7 @@ def _bytes(bits: int) -> int:
 
 
 def write(indices: Words32, code: Code, out: Bytes) -> None:
-    """Write `indices` to `out`, which has exactly code.nbytes bytes, in the `code` chosen for them."""
+    """Write `indices` in the `code` chosen for them to `out`, which has exactly code.nbytes bytes."""
     head, split = _lengths(indices.size, code.bits, code.b)
     split += head
     low = np.empty((split - head) // 8 + 1, np.uint64)
@@ -93,9 +96,9 @@ def write(indices: Words32, code: Code, out: Bytes) -> None:
 
 
 def read(data: Bytes, b: int | None, count: int, size: int) -> Words32:
-    """Return the `count` >= 1 ascending indices below `size` coded in exactly the bytes of `data`. Raises PayloadError.
+    """Return the `count` >= 1 ascending indices below `size` that exactly the bytes of `data` encode. Raises PayloadError.
 
-    b None: `data` starts with a b for every 32 gaps.
+    If b is None, `data` starts with a b for every 32 gaps.
     """
     groups = -(-count // GROUP)
     if b is None:

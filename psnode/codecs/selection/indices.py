@@ -1,4 +1,4 @@
-"""Code of a set of indices: the shorter of gaps and an entropy-coded bitmap, of the set or, if smaller, of its complement.
+"""Code of a set of indices: the shorter of two codes, gaps and an entropy-coded bitmap. A smaller complement is coded instead.
 
     offset  bytes  field           little-endian
          0      4  m               number of coded indices; at most half of all
@@ -52,12 +52,15 @@ def write(indices: Words32, size: int, out: Bytes) -> int:
 
 
 def head(coded: int, form: int) -> bytes:
-    """Return the first 5 bytes of a code of `coded` indices: m and the form."""
+    """Return the first 5 bytes of a code with `coded` coded indices: m and the form."""
     return struct.pack("<IB", coded, form)
 
 
 def count(data: Bytes, size: int) -> int:
-    """Return the number of indices that the head of `data` states. PayloadError if there cannot be as many below `size`."""
+    """Return the number of indices that the head of `data` states.
+
+    Raises PayloadError if the number is not possible below `size`.
+    """
     if data.size < _HEAD:
         raise PayloadError(f"{data.size} bytes are too few for a set of indices")
     coded = int.from_bytes(data[:4].tobytes(), "little")
@@ -67,7 +70,7 @@ def count(data: Bytes, size: int) -> int:
 
 
 def read(data: Bytes, size: int) -> Words32:
-    """Return the ascending indices (uint32) below `size` coded in exactly the bytes of `data`. Raises PayloadError."""
+    """Return the ascending indices (uint32) below `size` that exactly the bytes of `data` encode. Raises PayloadError."""
     selected = count(data, size)
     complement, form = bool(data[4] & _COMPLEMENT), int(data[4]) & ~_COMPLEMENT
     coded = size - selected if complement else selected

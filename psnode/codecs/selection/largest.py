@@ -1,12 +1,12 @@
 """Search for the k largest magnitudes of a vector in one pass over memory.
 
 A random sample of the vector gives a threshold that about k coordinates reach. The scan keeps the values that reach the
-threshold. If its buffer of bounded size is full, all but the k largest values so far are dropped and the threshold rises.
-Therefore the result does not depend on the sample. Among equal magnitudes, the lowest indices are selected. Zeros are never
-selected: if fewer than k values are not zero, the result has fewer than k entries.
+threshold, in a buffer of bounded size. When the buffer is full, only the k largest values so far are kept, and the threshold
+rises. Therefore the result does not depend on the sample. Among equal magnitudes, the coordinates with the lowest indices are
+selected. Zeros are never selected: if fewer than k values are not zero, the result has fewer than k entries.
 
-By their bits, infinities and NaNs have the largest magnitudes. If the vector has any, at least one of them is among the values
-found.
+Magnitudes are compared by their bits, so that infinities and NaNs are larger than all finite values. If the vector has any, at
+least one of them is among the values found.
 """
 
 from __future__ import annotations
@@ -41,21 +41,24 @@ class Entries(NamedTuple):
 
 
 def longer(array: Words32, most: int) -> Words32:
-    """Return a copy of `array` extended to twice its size, but at most to `most`."""
+    """Return a copy of `array` that is twice as long, but has at most length `most`."""
     longer = np.empty(min(2 * array.size, most), np.uint32)
     longer[: array.size] = array
     return longer
 
 
 class Scan(Search[Entries]):
-    """A search of `source` on the CPU. Its first full pass writes a sum or copy to memory, which later passes read."""
+    """A search of `source` on the CPU.
+
+    If the source is a sum or copy, the first full pass writes it to memory for later passes.
+    """
 
     def __init__(self, source: Scanned) -> None:
         self._source = source
         self.size = source.size
 
     def _array(self) -> Floats:
-        """Return the whole array, flat; compute it in a separate pass if no search has computed it."""
+        """Return the whole array, flat. If no search has computed it yet, it is computed in a separate pass."""
         array = self._source.made()
         self._source = self._source.gathered()
         return array

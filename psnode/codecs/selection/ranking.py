@@ -1,4 +1,7 @@
-"""Selection of the largest among float32 values given by their bits, by counting digits instead of sorting."""
+"""Selection of the largest among float32 values.
+
+Magnitudes are compared by their bits, whose digits are counted instead of sorted.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,10 @@ _BINS = 4096
 
 @kernel
 def kth_largest(found: Words32, rank: int) -> tuple[np.uint32, int]:
-    """Return (T, q): T is the rank-th largest magnitude, rank >= 1, and q of the values equal to T are among the `rank` largest.
+    """Return (T, q): T is the rank-th largest magnitude, and q is the number of values equal to T among the `rank` largest.
 
-    Digits are counted from the highest down, at most twelve bits of the range of the magnitudes at a time.
+    `rank` is at least 1. Digits of the magnitudes are counted from the highest digit down. Each pass counts at most twelve bits
+    of the remaining range of magnitudes.
     """
     counts = np.empty(_BINS, np.int64)
     low, high = np.uint32(MAGNITUDE), np.uint32(0)
@@ -44,7 +48,10 @@ def kth_largest(found: Words32, rank: int) -> tuple[np.uint32, int]:
 
 @kernel
 def keep_largest(indices: Words32, found: Words32, count: int, keep: int) -> np.uint32:
-    """Move the `keep` < count largest values to indices[:keep] and found[:keep], in their order; return the smallest of them."""
+    """Move the `keep` largest of the first `count` values to the front of `indices` and `found`, in their order.
+
+    `keep` is below `count`. Return the smallest magnitude that was kept.
+    """
     limit, ties = kth_largest(found[:count], keep)
     kept = 0
     for i in range(count):
@@ -62,7 +69,7 @@ def keep_largest(indices: Words32, found: Words32, count: int, keep: int) -> np.
 
 @kernel
 def peak(found: Words32) -> np.uint32:
-    """Return the largest magnitude, or 0 if `found` is empty."""
+    """Return the largest magnitude in `found`, or 0 if it is empty."""
     high = np.uint32(0)
     for i in range(found.size):
         high = max(high, np.uint32(found[i] & np.uint32(MAGNITUDE)))

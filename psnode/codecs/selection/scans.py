@@ -1,6 +1,6 @@
-"""Arrays that are searched for their largest values, either in memory or computed during the search.
+"""Arrays in which the largest values are searched. They are in memory or are computed during the search.
 
-A copy, sum or difference needs no separate pass over memory: the search computes it strip by strip.
+A copy, sum or difference needs no separate pass over memory, because the search computes it strip by strip.
 """
 
 from __future__ import annotations
@@ -15,27 +15,28 @@ from psnode.codecs.kernels.large_values import gather, gather_added, gather_copi
 
 
 class Scanned(ABC):
-    """A flat array of `size` coordinates, as a search reads it."""
+    """A flat array of `size` coordinates that a search reads."""
 
     size: int
 
     @abstractmethod
     def gather(self, start: int, limit: int, indices: Words32, found: Words32, count: int) -> tuple[int, int]:
-        """Append coordinates from `start` on, like psnode.codecs.kernels.large_values. Stretches must be gathered once, in order.
+        """Append the large values from coordinate `start` on, as kernels.large_values does.
 
-        May raise NonFiniteGradientError. Otherwise values that are not finite are appended, because they reach every limit.
+        Every stretch must be gathered exactly once, in order. May raise NonFiniteGradientError. Otherwise values that are not
+        finite are appended, because they reach every limit.
         """
 
     @abstractmethod
     def at(self, places: Words32) -> Floats:
-        """Return the values at ascending indices `places`. Must be called before `gather`."""
+        """Return the values at the ascending indices `places`. This method must be called before `gather`."""
 
     @abstractmethod
     def made(self) -> Floats:
-        """Return the array; compute it in a separate pass if necessary."""
+        """Return the whole array. It is computed in a separate pass if necessary."""
 
     def gathered(self) -> Scanned:
-        """Return the array in the form to use once all of it has been gathered or made."""
+        """Return the object to read in later searches, once the whole array has been gathered or made."""
         return self
 
 
@@ -57,7 +58,7 @@ class Plain(Scanned):
 
 
 class ScannedCopy(Scanned):
-    """An array `x`, which the search copies to `target` (contiguous, in other memory)."""
+    """An array `x`, which the search copies to `target` (contiguous, in memory that x does not share)."""
 
     def __init__(self, x: Floats, target: Floats) -> None:
         self._x, self._target = x.reshape(-1), target.reshape(-1)
@@ -120,7 +121,7 @@ class ScannedSum(Scanned):
 
 
 class ScannedDifference(Scanned):
-    """The difference `source`, which is computed as an array only by `made`."""
+    """The difference x - y of `source`. Only `made` computes it as an array."""
 
     def __init__(self, source: sources.Difference) -> None:
         self._origin = source
@@ -143,7 +144,7 @@ class ScannedDifference(Scanned):
 
 
 def scanned(source: sources.Source) -> Scanned:
-    """Return `source` in the form that a search reads."""
+    """Return `source` as the kind of Scanned that suits it."""
     match source:
         case sources.Accumulated(is_added=False):
             return ScannedSum(source)

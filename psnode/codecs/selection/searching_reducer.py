@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Searching(Reducer):
-    """A reducer that searches any source, alone or in a chain, and changes the target of a sink only at the entries sent."""
+    """A reducer that can search any source, also in a chain, and that changes a sink's target only at the entries sent."""
 
     @abstractmethod
     def select(self, source: Source, key: Words, side: Bytes) -> tuple[int, Entries]:
@@ -25,7 +25,7 @@ class Searching(Reducer):
 
     @abstractmethod
     def _at(self, side: Bytes, values: Floats, shape: Shape) -> Entries:
-        """Return the entries with the indices in `side` and with `values`. Raises PayloadError."""
+        """Return the entries that have the indices in `side` and the values `values`. Raises PayloadError."""
 
     def _fuses(self, source: Source, sink: Sink) -> bool:
         return sink is NOTHING or isinstance(sink, Moved)

@@ -29,11 +29,14 @@ from psnode.codecs.traits import Traits
 
 
 class Selector(Sparse, Searching, Reducer):
-    """A reducer that sends selected entries. A subclass implements `_select`, and `_most` as a bound of their number."""
+    """A reducer that sends selected entries.
+
+    Subclasses implement `_select`, and `_most`, an upper bound of the number of entries.
+    """
 
     @property
     def traits(self) -> Traits:
-        """Only `sparse`."""
+        """The traits of a sparsifier: `sparse` only."""
         return Traits(sparse=True)
 
     @abstractmethod
@@ -42,7 +45,7 @@ class Selector(Sparse, Searching, Reducer):
 
     @abstractmethod
     def _select(self, search: Search[F], key: Words) -> F:
-        """Return the entries to send, found by `search`. Raises NonFiniteGradientError."""
+        """Return the entries to send, which it finds with `search`. Raises NonFiniteGradientError."""
 
     def _write_indices(self, selected: Words32, key: Words, size: int, side: Bytes) -> int:
         return indices.write(selected, size, side)
@@ -77,7 +80,10 @@ class Selector(Sparse, Searching, Reducer):
         return end
 
     def _count(self, side: Bytes, shape: Shape) -> int:
-        """Return the number of values that belong to `side`. _expand checks the indices themselves before it writes anything."""
+        """Return the number of values that belong to `side`.
+
+        The indices are checked later, by _expand, before it writes anything.
+        """
         return indices.count(side, math.prod(shape))
 
     def _expand(self, side: Bytes, values: Floats, out: Floats) -> None:

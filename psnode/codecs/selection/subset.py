@@ -1,8 +1,8 @@
-"""Random sets of k of d indices as a function of a key, with all sets equally likely and the same for sender and receiver.
+"""Random sets of k of d indices as a function of a key. All sets are equally likely, and sender and receiver draw the same set.
 
-Random words are mapped to 0..d-1 without bias (by multiplication, rejecting the few products that would favour an index). Each
-index marks a bit, until k bits are marked. All sequences of k distinct indices are equally likely, and therefore all sets are.
-If k > d / 2, the complement is drawn instead. A draw takes fewer than 1.4 words per index, and d bits of memory.
+Random words are mapped to 0..d-1 without bias: by a multiplication, in which the few products that would favour an index are
+rejected. Each index marks a bit, until k bits are marked. All sequences of k distinct indices are equally likely, and therefore
+all sets are. If k > d / 2, the complement is drawn instead. A draw takes fewer than 1.4 words per index, and d bits of memory.
 
 Source of the mapping: Lemire, "Fast random integer generation in an interval", ACM TOMACS 29(1), 2019.
 """
@@ -18,7 +18,10 @@ from psnode.codecs.selection.bitmap import scan
 
 
 def draw(count: int, size: int, key: Words, stream: int) -> Words32:
-    """Return `count` distinct random indices below `size` <= 2^28, ascending, uint32, from calls 0, 1, ... of `stream`."""
+    """Return `count` distinct random indices below `size` <= 2^28, ascending, as uint32.
+
+    The random words are those of calls 0, 1, ... of `stream`.
+    """
     marked = np.zeros(-(-size // 64), np.uint64)
     others = 2 * count > size
     _mark(size - count if others else count, size, key, stream, marked)
@@ -33,7 +36,7 @@ def draw(count: int, size: int, key: Words, stream: int) -> Words32:
 
 @kernel
 def _mark(count: int, size: int, key: Words, stream: int, marked: Words) -> None:
-    """Set `count` random bits among the first `size` bits of `marked`, which must be zero before."""
+    """Set `count` random bits among the first `size` bits of `marked`, which must hold zeros."""
     words = np.empty(4 * BLOCK, np.uint32)
     low = np.uint64(0xFFFFFFFF)
     biased = np.uint64((1 << 32) % size)

@@ -12,7 +12,7 @@ from psnode.codecs.kernels.large_values import STRIP
 
 
 class Found(Protocol):
-    """Coordinates that a search has found, in the memory of the CPU or device: ascending flat indices and their values."""
+    """Coordinates that a search has found: ascending flat indices and their values, in the memory of the CPU or of a device."""
 
     @property
     def indices(self) -> Sized:
@@ -26,32 +26,37 @@ F = TypeVar("F", bound=Found)
 
 
 class Search(ABC, Generic[F]):
-    """A search among `size` coordinates. Magnitudes are compared as integers, by the bits of the float32."""
+    """A search among the magnitudes of `size` coordinates. Magnitudes are compared as integers, by the bits of the float32."""
 
     size: int
 
     @abstractmethod
     def limit(self, size: int, rank: float, key: Words, stream: int) -> int:
-        """Return the bits, at least 1, of the rank-th largest of `size` sampled magnitudes; 1 if rank >= size."""
+        """Return the bits of the rank-th largest of `size` randomly sampled magnitudes, at least 1. Return 1 if rank >= size."""
 
     @abstractmethod
     def at_least(self, limit: int, most: int, room: int) -> F:
-        """Return the coordinates whose magnitudes have bits of at least `limit` >= 1, or the `most` largest if there are more.
+        """Return the coordinates whose magnitudes have bits of at least `limit` >= 1.
 
-        Among equal magnitudes, the lowest indices are preferred. `room` is the expected number of coordinates; a larger buffer is
-        allocated if there are more. Raises NonFiniteGradientError.
+        If there are more than `most`, return the largest.
+
+        At most `most` coordinates are returned. Among equal magnitudes, the lowest indices are preferred. `room` is the
+        expected number of coordinates. If there are more, a larger buffer is allocated. Raises NonFiniteGradientError.
         """
 
     @abstractmethod
     def at(self, indices: Words32) -> F:
-        """Return the coordinates at ascending `indices`. NonFiniteGradientError if any value of the array is not finite."""
+        """Return the coordinates at the ascending `indices`.
+
+        Raises NonFiniteGradientError if any value of the array is not finite.
+        """
 
     @abstractmethod
     def root_mean_square(self) -> float:
         """Return the root mean square of all values. Raises NonFiniteGradientError."""
 
     def largest(self, keep: int, key: Words, stream: int) -> F:
-        """Return exactly the `keep` >= 1 largest coordinates, or all non-zero ones if there are fewer."""
+        """Return the `keep` >= 1 largest coordinates, or all non-zero ones if there are fewer than `keep`."""
         limit, size = 1, self.size
         room = size
         if size > 4 * STRIP:

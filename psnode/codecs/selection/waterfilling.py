@@ -1,13 +1,13 @@
-"""Entry-wise ATOMO on long vectors: the level V of the optimal probabilities, and the draw, each in O(d) time.
+"""Entry-wise ATOMO on long vectors: it finds the level V of the optimal probabilities and draws entries, each in O(d) time.
 
-With budget s the optimal probabilities are p_i = min(1, |x_i| / V). Entries above the level V are certain; V is the L1 norm of
-the other entries divided by the rest of the budget. psnode.codecs.lowrank.atoms computes the same probabilities for few atoms, by
-sorting.
+For a budget s the optimal probabilities are p_i = min(1, |x_i| / V). Entries above the level V are certain to be sent. V is the
+L1 norm of the other entries, divided by the budget that the certain entries leave. psnode.codecs.lowrank.atoms computes the
+same probabilities for a small number of atoms, by sorting.
 
-The draw is systematic: the entries occupy successive intervals of a line. The interval of entry i has length p_i. The entries
-whose intervals contain one of the points u, u + 1, u + 2, ... are taken. Probabilities are rounded to multiples of 2^-43, up or
-down by one uniform random number for all entries, so that the expectation of each rounded probability is exact. All entries may
-share this number, because E decode = x is a condition on each entry separately.
+The draw is systematic: the entries occupy successive intervals of a line, and the interval of entry i has length p_i. The
+entries whose intervals contain one of the points u, u + 1, u + 2, ... are taken, where u is random. Probabilities are rounded
+to multiples of 2^-43, up or down by one uniform random number for all entries, so that the expectation of each rounded
+probability is exact. All entries may share this number, because E decode = x is a condition on each entry separately.
 
 Sources: Wang et al., "ATOMO: Communication-efficient Learning via Atomic Sparsification", NeurIPS 2018, Theorem 3; Madow, "On
 the theory of systematic sampling", 1949.
@@ -37,7 +37,10 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 @kernel
 def sum_below(x: Floats, limit: np.uint32) -> float:
-    """Return the float64 sum of the magnitudes of `x` whose bits are below `limit`; lane l of 64 adds coordinates = l mod 64."""
+    """Return the float64 sum of those magnitudes of `x` whose bits are below `limit`.
+
+    The sum is computed in 64 lanes: lane l adds the coordinates whose index is l modulo 64.
+    """
     bits = viewed(x, np.uint32)
     lanes = np.zeros(_LANES, np.float64)
     full = x.size // _LANES * _LANES
@@ -56,11 +59,11 @@ def sum_below(x: Floats, limit: np.uint32) -> float:
 
 @kernel
 def solve(magnitudes: Float64s, rest: float, budget: float) -> float:
-    """Return the level for entries of `magnitudes` and other entries of sum `rest`, which are all at most the level.
+    """Return the level V for the budget, given the entries `magnitudes` and the sum `rest` of all other entries.
 
-    Entries above the level are certain: they are removed, and the level is recomputed from the others, until no entry exceeds
-    the level. The level only falls, so that removed entries stay certain. If `rest` is 0 and the budget exceeds the number of
-    non-zero magnitudes, the level is 0. `magnitudes` is overwritten.
+    All other entries must be at most the level. Entries above the level are certain: they are removed, and the level is
+    recomputed from the others, until no entry exceeds the level. The level only falls, so that removed entries stay certain. If
+    `rest` is 0 and the budget exceeds the number of non-zero magnitudes, the level is 0. `magnitudes` is overwritten.
     """
     left = budget
     count = magnitudes.size
@@ -83,7 +86,7 @@ def solve(magnitudes: Float64s, rest: float, budget: float) -> float:
 def level_of(x: Floats, budget: float, key: Words, stream: int) -> tuple[np.float32, float]:
     """Return the level rounded up to a float32, and the divisor by which magnitudes become probabilities.
 
-    The two are equal unless the level exceeds float32's range. Raises NonFiniteGradientError.
+    Both numbers are equal unless the level exceeds float32's range. Raises NonFiniteGradientError.
     """
     flat = x.reshape(-1)
     limit = 1
@@ -104,7 +107,7 @@ def level_of(x: Floats, budget: float, key: Words, stream: int) -> tuple[np.floa
 
 
 def _half(level: float) -> int:
-    """Return the bits, at least 1, of half the level as a float32."""
+    """Return the bits of half the level, as a float32; at least 1."""
     return max(1, int(np.float32(min(level / 2, _LARGEST)).view(np.uint32)))
 
 
@@ -112,7 +115,7 @@ def _half(level: float) -> int:
 def _draw(x: Floats, level: np.float32, scale: float, dither: float, point: np.uint64, indices: Words32, values: Floats) -> int:
     """Fill `indices` and `values` with the entries above `level` and the entries drawn; return their number.
 
-    Both arrays must have room for all entries that can be taken, and one group of entries more.
+    Both arrays must have room for all entries that can be taken, plus one group of entries.
     """
     units = np.zeros(_BLOCK, np.uint64)
     certain = np.zeros(_BLOCK, np.uint64)
