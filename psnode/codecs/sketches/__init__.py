@@ -1,1 +1,1 @@
-"""Sketches: short arrays, filled by hashing, that summarise much longer arrays."""
+"""Sketches: short arrays, filled by hashing, that summarise arrays many times as long."""

@@ -7,9 +7,9 @@
     float32 values            of the N + P bins, by rank
     section                   the indices of the coordinates sent, at least one: see psnode.codecs.selection.indices
 
-Bins are ranked by ascending magnitude, first the negative bins, then the others. A label stands for a run of ranks. If a sign has
-M bins and g = min(G, M), its label k of 0..g - 1 starts at rank floor(k M / g) of that sign. Without rows every rank has a label
-of its own.
+Bins are ranked by ascending magnitude, first the negative bins, then the others. A label stands for a run of successive ranks.
+Let a sign have M bins and g = min(G, M) labels. Its label k, in 0..g - 1, starts at rank floor(k M / g) among the ranks of that
+sign. If the sketch has no rows, every rank has a label of its own.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _HEAD, _KEY = 8, 16
 
 
 def starts(negative: int, positive: int, groups: int, rows: int) -> Int64s:
-    """Return the first rank of every label, followed by the number of ranks."""
+    """Return the first rank of every label, followed by the total number of ranks."""
     if not rows:
         return np.arange(negative + positive + 1)
     runs = [(min(groups, bins), bins) for bins in (negative, positive)]
@@ -39,7 +39,11 @@ def starts(negative: int, positive: int, groups: int, rows: int) -> Int64s:
 
 
 class Bins(NamedTuple):
-    """The side information: `values` by rank, `columns` by label (empty without rows), `places` the ascending indices sent."""
+    """The side information of a payload.
+
+    `values` are the bins' values by rank. `columns` are the numbers of columns by label, empty if there are no rows. `places`
+    are the ascending indices of the coordinates sent.
+    """
 
     negative: int
     groups: int
@@ -56,7 +60,7 @@ class Bins(NamedTuple):
 
     @property
     def symbols(self) -> int:
-        """The number of symbols: a label for every coordinate sent, and the cells."""
+        """The number of symbols: one label for every coordinate sent, and one symbol for every cell."""
         return self.places.size + self.rows * int(self.columns.sum())
 
     @property
@@ -66,13 +70,16 @@ class Bins(NamedTuple):
         return max(first.size - 1, int(np.diff(first).max()))
 
     def cells(self, labels: Bytes, stream: int, row: int) -> Int64s:
-        """Return for every coordinate sent its cell in row `row` of the sketch."""
+        """Return the cell of every coordinate sent in row `row` of the sketch."""
         found = np.empty(labels.size, np.int64)
         cluster_ids.cells_of(labels, self.columns, self.key, stream + 256 * row, found)
         return found
 
     def ranks(self, codes: Bytes, stream: int) -> Bytes:
-        """Return the rank of every coordinate sent, given all symbols. Raises PayloadError if a symbol is not valid."""
+        """Return the rank of the bin of every coordinate sent, given all symbols.
+
+        Raises PayloadError if a symbol is not valid.
+        """
         labels, table = codes[: self.places.size], codes[self.places.size :].reshape(self.rows, -1 if self.rows else 0)
         numbers, ranks = np.zeros(labels.size, np.uint8), np.empty(labels.size, np.uint8)
         first = self.first
@@ -85,7 +92,7 @@ class Bins(NamedTuple):
         return ranks
 
     def write(self, size: int) -> Bytes:
-        """Return the side information in bytes for an array of `size` coordinates."""
+        """Return the bytes of the side information for an array of `size` coordinates."""
         head = np.array([self.negative, self.values.size - self.negative, self.groups, self.rows], np.uint16)
         sketch: list[np.ndarray] = [self.key, self.columns.astype(np.uint32)] if self.rows else []
         places = np.empty(4 + padded(indices.max_nbytes(self.places.size, size)), np.uint8)
@@ -94,7 +101,10 @@ class Bins(NamedTuple):
 
     @classmethod
     def read(cls, side: Bytes, size: int) -> tuple[Self, Bytes]:
-        """Return the bins at the start of `side`, for `size` coordinates, and the remaining bytes. Raises PayloadError."""
+        """Return the Bins at the start of `side`, for an array of `size` coordinates, and the remaining bytes.
+
+        Raises PayloadError.
+        """
         if side.size < _HEAD:
             raise PayloadError(f"sketchml: {side.size} bytes end inside the side information")
         negative, positive, groups, rows = side[:_HEAD].view(np.uint16).tolist()

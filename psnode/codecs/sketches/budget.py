@@ -1,12 +1,13 @@
 """Allocation of a budget of buckets to clusters.
 
-A bucket holds the mean of its members. If n_k values of variance s_k are hashed at random into b_k buckets, the expected squared
-error is s_k (n_k - b_k (1 - exp(-n_k / b_k))), that is s_k times the difference between the number of values and the number of
-non-empty buckets. The total error is least if
+A bucket holds the mean of its members. Let the n_k values of cluster k have variance s_k, and be hashed at random into b_k
+buckets. Their expected squared error is s_k (n_k - b_k (1 - exp(-n_k / b_k))). This is s_k times the difference between the
+number of values and the expected number of non-empty buckets. The total error is least if
 
     s_k g(n_k / b_k) = mu for all k,   g(r) = 1 - (1 + r) exp(-r)
 
-or b_k = 0 if s_k <= mu. Then b_k is limited to at least one bucket and at most n_k.
+or b_k = 0 for clusters with s_k <= mu. The number mu is chosen so that the b_k use the budget. Finally each b_k is limited to
+1..n_k.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _STEPS = 60
 
 
 def optimal(counts: Int64s, variances: Float64s, budget: int) -> Int64s:
-    """Return the sizes with the least squared error for clusters of `counts` members with these variances."""
+    """Return the sizes b_k with the least squared error for clusters of `counts` members with the given variances."""
     n, s = counts.astype(np.float64), np.where(counts > 0, variances, 0.0)
     low, high = 0.0, float(s.max(initial=0.0))
     sizes = np.empty(n.size, np.float64)
@@ -33,7 +34,10 @@ def optimal(counts: Int64s, variances: Float64s, budget: int) -> Int64s:
 
 
 def weighted(counts: Int64s, centres: Float64s, budget: int) -> Int64s:
-    """Return sizes in proportion to each cluster's share of the ids' entropy times its centre's magnitude, as in the paper."""
+    """Return sizes in proportion to the weights of the clusters, as in the paper.
+
+    The weight of a cluster is its share of the entropy of the ids, times the magnitude of its centre.
+    """
     lengths, total = np.empty(counts.size, np.float64), max(int(counts.sum()), 1)
     clustering.logarithms(total / np.maximum(counts, 1), lengths)
     weights = counts / total * lengths * np.abs(centres)
@@ -42,7 +46,10 @@ def weighted(counts: Int64s, centres: Float64s, budget: int) -> Int64s:
 
 
 def _rounded(sizes: Float64s, counts: Int64s, budget: int) -> Int64s:
-    """Round sizes to integers from 1 to `counts` with a sum of at most `budget`, or one each if there are more clusters."""
+    """Round sizes to integers from 1 to `counts` whose sum is at most `budget`.
+
+    If there are more clusters than `budget`, every cluster gets one bucket.
+    """
     whole = np.clip(np.floor(sizes).astype(np.int64), 1, np.maximum(counts, 1))
     for k in np.argsort(-whole, kind="stable"):  # reduce the largest sizes if raising others to 1 has exceeded the budget
         excess = int(whole.sum()) - max(budget, counts.size)

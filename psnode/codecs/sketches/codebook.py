@@ -1,4 +1,4 @@
-"""Codebooks of scalars: edges between clusters of an array's values, determined from a sample of the array."""
+"""Codebooks of scalars: the edges between clusters of an array's values. They are determined from a sample of the array."""
 
 from __future__ import annotations
 
@@ -57,9 +57,10 @@ def _settled(values: Float64s, counts: Float64s, sums: Float64s, penalty: float,
 
 
 def _at_rate(values: Float64s, counts: Float64s, sums: Float64s, power: float, rate: float, start: Int64s) -> Int64s:
-    """Return the stops for the least penalty per bit with an entropy of at most `rate`.
+    """Return the stops found with the least penalty per bit at which the ids have an entropy of at most `rate`.
 
-    The penalty is bisected between 2^-24 and 4 times the mean square.
+    Stops are the ends of the clusters among the sorted values. The penalty is bisected between 2^-24 and 4 times the mean
+    square.
     """
     low, high = power * 2.0**-24, power * 4
     found = _settled(values, counts, sums, high, start)

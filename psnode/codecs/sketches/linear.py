@@ -2,13 +2,15 @@
 
     cell[j][c] = sum of s_j(i) x_i over all i with h_j(i) = c
 
-The hashes h and signs s depend only on the key, the row and the coordinate. Sketches under one key can therefore be added: the
-sum is the sketch of the sum of the arrays. The estimate s_j(i) cell[j][h_j(i)] has mean x_i. Its variance comes from the other
-coordinates in the same cell and is about (||x||^2 - x_i^2) / columns.
+The hash h_j(i) and the sign s_j(i) of coordinate i in row j depend only on the key, the row and the coordinate. Sketches under
+one key can therefore be added: the sum of the sketches is the sketch of the sum of the arrays. The estimate s_j(i)
+cell[j][h_j(i)] has mean x_i. Its variance comes from the other coordinates in the same cell and is about (||x||^2 - x_i^2) /
+columns.
 
     body   uint64 key[2], uint32 rows, uint32 columns, float32 cells row by row
 
-Cells are summed in float64, limited so that x minus a decoded value stays within float32's range, and rounded once.
+Cells are summed in float64. They are limited so that x minus a decoded value stays within float32's range, and then rounded
+once.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 class _Table(NamedTuple):
-    """A sketch: two key words, the number of rows, and the cells of all rows."""
+    """A sketch: the two words of its key, the number of rows, and the cells of all rows."""
 
     key: Words
     rows: int
@@ -48,7 +50,7 @@ class _Table(NamedTuple):
 
 
 def cells_of(data: Bytes, dimensions: int) -> Floats:
-    """Return a view of the cells in the bytes of a payload of an array with `dimensions` dimensions.
+    """Return a view of the cells in `data`, the bytes of a payload of an array with `dimensions` dimensions.
 
     The cells of payloads under one key can be added.
     """
@@ -59,9 +61,9 @@ def cells_of(data: Bytes, dimensions: int) -> Floats:
 class LinearSketch(Linear, Codec):
     """A linear sketch with the parameters rows=5,ratio=0.1,damped=false.
 
-    `rows`: the number of rows, 1..16. `ratio`: the number of cells in all rows together per coordinate, in (0, 1].
-    `damped=true`: multiply the cells by c = <x, Q> / <Q, Q>, where Q is the decoded array. The damped form is a contraction, but
-    biased.
+    `rows`: the number of rows, 1..16. `ratio`: the number of cells of all rows together, divided by the number of coordinates,
+    in (0, 1]. `damped=true`: multiply the cells by c = <x, Q> / <Q, Q>, where Q is the decoded array. The damped form is a
+    contraction, but biased.
     """
 
     rows: int = 5
@@ -80,15 +82,15 @@ class LinearSketch(Linear, Codec):
 
     @property
     def traits(self) -> Traits:
-        """Linear; unbiased unless damped; decodes linearly with means but not with medians."""
+        """The traits of the codec: linear, and unbiased unless damped. It decodes linearly with means but not with medians."""
         return Traits(unbiased=not self.damped, linear=True, decodes_linearly=not self.median)
 
     def contractive(self) -> Self:
-        """Return the damped form."""
+        """Return this codec with damped=true."""
         return dataclasses.replace(self, damped=True)
 
     def merge(self, payloads: Sequence[Payload]) -> Payload:
-        """Return the sketch of the sum. Raises PayloadError unless all payloads have the same shape, rows, columns and key."""
+        """Return the sketch of the sum. Raises PayloadError unless all payloads agree in shape, rows, columns and key."""
         if not payloads:
             raise PayloadError(f"{self.id}: nothing to merge")
         first = payloads[0]
@@ -104,7 +106,7 @@ class LinearSketch(Linear, Codec):
         return Payload(merged)
 
     def merges_with_own(self, payload: Payload, rng: RandomSource) -> bool:
-        """Return True if `payload` has the key that `rng` draws and this codec's rows and columns, or is empty."""
+        """Return True if `payload` has the key that `rng` draws and this codec's rows and columns, or encodes an empty array."""
         key = np.asarray(rng.integers(2**64, size=2, dtype=np.uint64))
         own = [*key.view(np.uint32).tolist(), self.rows, self._columns(payload.shape)]
         return not payload.size or body_of(self, payload)[:_HEAD].view(np.uint32).tolist() == own
@@ -143,7 +145,7 @@ class LinearSketch(Linear, Codec):
         self._estimate(self._read(body), out.reshape(-1), weight, True)
 
     def _measure(self, body: Bytes, shape: Shape, room: Floats | None) -> Measured:
-        """Return the norm of the cells, without decoding, because payloads are merged before they are decoded."""
+        """Return the norm of the cells. They are not decoded, because payloads are merged before they are decoded."""
         norm = norm_of(self._read(body).cells, self.id)
         return Measured(norm, lambda out, weight: self._decode_add(body, out, weight))
 

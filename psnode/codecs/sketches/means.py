@@ -1,11 +1,11 @@
-"""Decoded values of cluster ids: a mean per cluster, or a mean per bucket if every cluster has an array of hashed buckets.
+"""Decoded values of cluster ids: one mean per cluster or, if every cluster has an array of hashed buckets, one mean per bucket.
 
     uint32 K - 1, uint32 B, the number of buckets of all clusters
     if B > 0: uint64 key[2], uint32 sizes[K], which add up to B
     float32 means: B of them, or K if B = 0
 
-Coordinate i of cluster k belongs to bucket floor(w sizes[k] / 2^32) of cluster k, where w is the word for i in a stream under the
-key: see psnode.codecs.kernels.cluster_ids.cells_of.
+Coordinate i of cluster k belongs to bucket floor(w sizes[k] / 2^32) of cluster k, where w is the random 32-bit word of i in a
+stream under the key: see psnode.codecs.kernels.cluster_ids.cells_of.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ def nbytes(k: int, buckets: int) -> int:
 
 
 def head(side: Bytes, size: int) -> tuple[int, int]:
-    """Return K and B of side information for `size` coordinates. PayloadError if they are not valid or `side` is too short."""
+    """Return the numbers K and B that side information for `size` coordinates states.
+
+    Raises PayloadError if they are not valid or `side` is too short.
+    """
     last, buckets = side[:HEAD].view(np.uint32).tolist() if side.size >= HEAD else (0, 0)
     if not 1 <= last <= 255 or buckets > max(size, last + 1) or (buckets and buckets <= last):
         raise PayloadError(f"lss: {last + 1} clusters and {buckets} buckets for {size} coordinates")
@@ -40,7 +43,7 @@ def head(side: Bytes, size: int) -> tuple[int, int]:
 
 
 class Means(NamedTuple):
-    """Float32 means of K clusters, or of their buckets; without buckets `sizes` is empty and `key` is zero."""
+    """Means of K clusters, or of their buckets, as float32. Without buckets `sizes` is empty and `key` is zero."""
 
     clusters: int
     values: Floats
@@ -49,7 +52,7 @@ class Means(NamedTuple):
 
     @classmethod
     def read(cls, side: Bytes, size: int) -> Self:
-        """Read the means from exactly the bytes of `side`, for `size` coordinates. Raises PayloadError."""
+        """Return the means that exactly the bytes of `side` hold, for an array of `size` coordinates. Raises PayloadError."""
         k, buckets = head(side, size)
         if side.size != nbytes(k, buckets):
             raise PayloadError(f"lss: {side.size} bytes of side information instead of {nbytes(k, buckets)}")
@@ -66,14 +69,14 @@ class Means(NamedTuple):
         return cls(k, values, sizes, key)
 
     def write(self) -> Bytes:
-        """Return the side information that `read` reads."""
+        """Return the side information from which `read` returns these means."""
         parts: list[np.ndarray] = [np.array([self.clusters - 1, self.sizes.sum()], np.uint32)]
         if self.sizes.size:
             parts += [self.key, self.sizes.astype(np.uint32)]
         return np.concatenate([part.view(np.uint8) for part in (*parts, self.values)])
 
     def of(self, codes: Bytes, stream: int, weight: np.float32 = _ONE) -> tuple[Ids, Floats]:
-        """Return the index of the value of every coordinate, and the values times `weight`."""
+        """Return, for every coordinate, the index of its mean, and the array of all means times `weight`."""
         with np.errstate(over="ignore"):
             values = self.values * weight
         if not self.sizes.size:

@@ -1,4 +1,4 @@
-"""Quantile bins of values, separately for negative and other values, with about equal numbers of members."""
+"""Quantile bins of values: bins with about equal numbers of members, separately for negative and for other values."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ MEMBERS = 8  # the smallest average number of members of a bin; with fewer, its 
 
 
 def edges_of(x: Floats, bins: int, key: Words, stream: int) -> tuple[Floats, int]:
-    """Return the ascending edges of at most `bins` bins of the flat x, one of which is 0, and the number of bins below 0.
+    """Return the ascending edges of at most `bins` bins of the flat x, and the number of bins below 0. One edge is 0.
 
-    The quantiles are those of `sample`: exact for at most 2^16 values. For more values a rank is off by more than .0076 of their
-    number with a probability below 10^-3 (Dvoretzky, Kiefer, Wolfowitz). Each sign has at least one bin. The numbers of bins are
-    in proportion to the numbers of values, but equal if 7/16 to 9/16 of the values are negative, because labels and cells are
-    packed by powers of two.
+    The quantiles are computed from `sample`, and are exact for at most 2^16 values. For more values, the rank of a quantile is
+    off by more than .0076 of their number with a probability below 10^-3 (Dvoretzky, Kiefer, Wolfowitz). Each sign has at least
+    one bin. The numbers of bins of both signs are in proportion to their numbers of values. If 7/16 to 9/16 of the values are
+    negative, the numbers of bins are equal, because labels and cells are packed by powers of two.
     """
     ordered = np.sort(sample(x, key, stream))
     negative = int(np.searchsorted(ordered, np.float32(0)))
@@ -28,6 +28,6 @@ def edges_of(x: Floats, bins: int, key: Words, stream: int) -> tuple[Floats, int
 
 
 def _cuts(part: Floats, bins: int) -> Floats:
-    """Return the first values of all bins but the first, without duplicates."""
+    """Return the first value of every bin but the first, without duplicates."""
     cuts = np.unique(part[np.arange(1, bins) * part.size // bins]) if part.size else part
     return cuts[cuts > part[0]] if part.size else cuts
