@@ -40,7 +40,7 @@ class Ans(Lossless):
     id = "ans"
 
     def max_nbytes(self, count: int, alphabet: int) -> int:
-        """Return the number of bytes of a length and the packed codes, which are sent instead of any longer code."""
+        """Return the largest length in bytes: a length field and the packed codes, which replace any longer code."""
         return 4 + packed_nbytes(count, bits_for(alphabet))
 
     def compress(self, codes: Codes, alphabet: int, out: Bytes) -> int:
@@ -53,7 +53,7 @@ class Ans(Lossless):
         return 4 + pack(codes, alphabet, out[4:])
 
     def expand(self, data: Bytes, codes: Codes, alphabet: int) -> None:
-        """Overwrite `codes` from `data`. Raises PayloadError."""
+        """Overwrite `codes` with the codes that `data` holds. Raises PayloadError."""
         tables, coded = read_section(data)
         if not tables.size:
             unpack(coded, codes, alphabet, self.id)
@@ -135,13 +135,16 @@ def _decode_section(section: Section, codes: Codes, alphabet: int, words: Words1
 
 
 def _stand_in(section: Section) -> int:
-    """Return the lowest code without a table entry: the escape symbol decodes to it before escaped codes are filled in."""
+    """Return the lowest code without a table entry.
+
+    The escape symbol first decodes to this code. Then the escaped codes replace it.
+    """
     gaps = np.flatnonzero(section.symbols != np.arange(section.symbols.size))
     return int(gaps[0]) if gaps.size else section.symbols.size
 
 
 def _escaped(codes: Codes, sections: list[Section], alphabet: int) -> bytes:
-    """Return the codes without a table entry, in order, as bytes."""
+    """Return the codes of all sections that have no table entry, in their order, as bytes."""
     found = b""
     start = 0
     for section in sections:
@@ -157,7 +160,7 @@ def _escaped(codes: Codes, sections: list[Section], alphabet: int) -> bytes:
 
 
 def _common_range(section: Section) -> tuple[int, int]:
-    """Return the run of successive explicit symbols with the largest frequency: its first symbol, and its length less 1."""
+    """Return the run of successive explicit symbols with the largest total frequency: its first symbol, and its length less 1."""
     runs = np.split(np.arange(section.symbols.size), np.flatnonzero(np.diff(section.symbols) > 1) + 1)
     run = max(runs, key=lambda run: int(section.freqs[run + section.escape].sum()))
     return (int(section.symbols[run[0]]), run.size - 1) if run.size else (0, -1)
@@ -165,7 +168,10 @@ def _common_range(section: Section) -> tuple[int, int]:
 
 @kernel
 def _take_rare(codes: Codes, rare: npt.NDArray[np.bool_], low: int, width: int, found: Codes) -> int:
-    """Write the codes with rare[code] to `found`; return their number. Codes in low .. low + width must not be rare."""
+    """Write the codes for which `rare` is True to `found`, and return their number.
+
+    The codes low .. low + width must not be rare.
+    """
     count = 0
     first = codes.dtype.type(low)
     for start in range(0, codes.size, _SCAN):
@@ -182,7 +188,10 @@ def _take_rare(codes: Codes, rare: npt.NDArray[np.bool_], low: int, width: int, 
 
 
 def _fill_in(codes: Codes, stand_in: int, data: Bytes, alphabet: int) -> Bytes:
-    """Replace every `stand_in` in `codes` by the next escaped code in `data`; return the rest of `data`. Raises PayloadError."""
+    """Replace every `stand_in` in `codes` by the next escaped code in `data`, and return the remaining data.
+
+    Raises PayloadError.
+    """
     width = codes.itemsize
     at = np.flatnonzero(codes == stand_in)
     if width * at.size > data.size:

@@ -1,10 +1,9 @@
 """Kernels of ans: eight interleaved rANS states of 32 bits, renormalised by 16 bits.
 
-Symbol i of a section is coded by state i mod 8. The encoder runs from the last symbol to the first and appends words; the decoder
-runs from the first to the last and takes words from the end. To encode a symbol of frequency f and cumulative frequency c, the
-encoder first moves the low 16 bits of the state x to a word if x >= f 2^18, and then sets x to
-(x div f) 2^14 + c + x mod f. Since x < f 2^18 at this point, the division is exactly a multiplication by ceil(2^46 / f) and a
-shift.
+Symbol i of a section is coded by state i mod 8. The encoder runs from the last symbol to the first and appends words. The
+decoder runs from the first symbol to the last and takes words from the end. To encode a symbol of frequency f and cumulative
+frequency c, the encoder first moves the low 16 bits of the state x to a word if x >= f 2^18. Then it sets x to (x div f) 2^14 +
+c + x mod f. Since x < f 2^18 at this point, the division is exactly a multiplication by ceil(2^46 / f) and a shift.
 
 Source: Duda, "Asymmetric numeral systems", arXiv:1311.2540; Giesen, "Interleaved entropy coders", arXiv:1402.3392.
 """
@@ -25,7 +24,7 @@ PAIR_PAD = 8  # the pair (a, b), a uint16 a + 256 b, has index a + (256 + 8) b, 
 
 @kernel
 def encoding_rows(freqs: Int64s, rows: Words) -> None:
-    """Write two uint64 words to `rows` for each symbol of frequency f: the reciprocal ceil(2^46 / f), and the packed parameters.
+    """Write two uint64 words to `rows` for each symbol of frequency f: the reciprocal ceil(2^46 / f), and packed parameters.
 
     The packed parameters are, from the high bits down: the limit f 2^18 (32 bits), the cumulative frequency (16 bits) and
     2^14 - f (16 bits).
@@ -73,7 +72,7 @@ def _put(x: np.uint64, symbol: int, pad: np.uint64, table: Words, words: Words16
 
 @kernel
 def encode(symbols: Codes, pad: int, table: Words, words: Words16, used: int, states: Words) -> int:
-    """Append the words of one section to words[:used]; return the new length, or FULL if `words` is too short.
+    """Append the words of one section to words[:used], and return the new length, or FULL if `words` is too short.
 
     `pad` is 0 for single codes and PAIR_PAD for pairs.
     """
@@ -107,7 +106,7 @@ def encode(symbols: Codes, pad: int, table: Words, words: Words16, used: int, st
 
 @kernel
 def decoding_slots(freqs: Int64s, symbols: Words16, slots: Words16, rows: Words) -> None:
-    """Fill the tables of the decoder: `slots` maps each of 2^14 slots to the index k of its symbol; rows[k] describes the symbol.
+    """Fill the decoder's tables: `slots` maps each of 2^14 slots to the index k of its symbol, and rows[k] describes this symbol.
 
     rows[k] holds, from the high bits down, the frequency (32 bits), the cumulative frequency (16) and the symbol (16).
     """
@@ -137,7 +136,10 @@ def _get(x: np.uint64, slots: Words16, rows: Words, words: Words16, p: np.uint64
 
 @kernel
 def _get_last(out: Codes, slots: Words16, rows: Words, words: Words16, used: int, states: Words) -> int:
-    """Decode at most 8 symbols, checking for missing words; return the number of words left, or FULL if words were missing."""
+    """Decode at most 8 symbols, checking that there are enough words.
+
+    Return the number of words left, or FULL if words were missing.
+    """
     for lane in range(out.size):
         row, x = _step(states[lane], slots, rows)
         if x < np.uint64(LOWEST):
@@ -152,7 +154,7 @@ def _get_last(out: Codes, slots: Words16, rows: Words, words: Words16, used: int
 
 @kernel
 def decode(out: Codes, slots: Words16, rows: Words, words: Words16, used: int, states: Words) -> int:
-    """Overwrite `out` with the symbols of one section, taking words from the end of words[:used].
+    """Overwrite `out` with the symbols of one section, whose words are taken from the end of words[:used].
 
     Returns the number of words left, or FULL if there are too few words.
     """

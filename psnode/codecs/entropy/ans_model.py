@@ -1,4 +1,4 @@
-"""Statistical model of ans: the cost of a section of codes, by which sections are chosen, and the probabilities in a section.
+"""Statistical model of ans: the cost of a section of codes, which decides on the sections, and the probabilities in a section.
 
 Probabilities are sent as weights, one byte per symbol. The weight byte b in 1..192 stands for the weight
 (16 + (b - 1) mod 16) 2^((b - 1) div 16). All computations are in integers, so that results are equal on every machine.
@@ -30,7 +30,7 @@ def _bit_length(n: int) -> int:
 
 @inlined
 def _log2(n: int) -> int:
-    """Return log2(n) in units of 2^-24, n >= 1. The mantissa is squared 24 times, and each square gives one bit."""
+    """Return log2(n) in units of 2^-24, for n >= 1. The mantissa is squared 24 times, and each square gives one bit."""
     exponent = _bit_length(n) - 1
     mantissa = np.uint64(n << (31 - exponent)) if exponent <= 31 else np.uint64(n >> (exponent - 31))
     result = exponent
@@ -61,7 +61,10 @@ def histogram(codes: Codes, counts: Int64s) -> None:
 
 @kernel
 def section_cost(counts: Int64s) -> int:
-    """Return the bits, in units of 2^-24, of a section with these counts: entropy, 8 per symbol of the table, and 64 more."""
+    """Return the estimated cost, in units of 2^-24 bits, of a section whose codes occur `counts` times.
+
+    It consists of the entropy, 8 bits per symbol of the table, and another 64 bits.
+    """
     total = 0
     cost = 64
     bits = 0
@@ -78,7 +81,7 @@ def section_cost(counts: Int64s) -> int:
 
 @kernel
 def weight_bytes(counts: Int64s, codes: Bytes) -> None:
-    """Write to `codes` the weight byte of every count, in proportion to the largest count; 0 for a count of 0."""
+    """Write the weight byte of every count to `codes`, in proportion to the largest count. A count of 0 gets the byte 0."""
     largest = max(counts.max(), 1)
     for s in range(counts.size):
         weight = counts[s] * _TOP_WEIGHT // largest
@@ -93,7 +96,7 @@ def weight_bytes(counts: Int64s, codes: Bytes) -> None:
 
 @kernel
 def weights_of(codes: Bytes, weights: Int64s) -> None:
-    """Write to `weights` the weights for which the weight bytes `codes` stand; 0 for byte 0."""
+    """Write the weights that the weight bytes `codes` stand for to `weights`. Byte 0 stands for weight 0."""
     for s in range(codes.size):
         b = np.int64(codes[s]) - 1
         weights[s] = (16 + (b & 15)) << (b >> 4) if b >= 0 else 0
@@ -101,10 +104,10 @@ def weights_of(codes: Bytes, weights: Int64s) -> None:
 
 @kernel
 def frequencies(weights: Int64s, result: Int64s) -> None:
-    """Write to `result` frequencies in proportion to positive `weights`, at least 1 each, which add up to TOTAL.
+    """Write frequencies in proportion to the positive `weights` to `result`. They are at least 1 and add up to TOTAL.
 
-    There are at most MAX_SYMBOLS weights. Symbols whose exact share is below 1.5 get 1. The other symbols divide the rest, with
-    cumulative sums rounded down.
+    There are at most MAX_SYMBOLS weights. Symbols whose exact share of TOTAL is below 1.5 get 1. The other symbols divide the
+    rest in proportion, with cumulative sums rounded down.
     """
     total = weights.sum()
     left = TOTAL
@@ -128,7 +131,7 @@ def frequencies(weights: Int64s, result: Int64s) -> None:
 
 @kernel
 def coded_cost(counts: Int64s, freqs: Int64s) -> int:
-    """Return the bits, in units of 2^-24, of symbols with these counts coded with frequencies `freqs`."""
+    """Return the cost, in units of 2^-24 bits, of coding symbols that occur `counts` times with the frequencies `freqs`."""
     bits = 0
     for k in range(counts.size):
         bits += counts[k] * ((PRECISION << _FRACTION) - _log2(freqs[k]))
@@ -137,7 +140,7 @@ def coded_cost(counts: Int64s, freqs: Int64s) -> int:
 
 @kernel
 def pair_weights(freqs: Int64s, result: Int64s) -> None:
-    """Write the weights of pairs of independent symbols: result[m a + b] = freqs[a] freqs[b] for m symbols."""
+    """Write the weights of pairs of independent symbols to `result`: result[m a + b] = freqs[a] freqs[b], for m symbols."""
     m = freqs.size
     for a in range(m):
         for b in range(m):
@@ -146,7 +149,10 @@ def pair_weights(freqs: Int64s, result: Int64s) -> None:
 
 @kernel
 def pair_cost(counts: Int64s, freqs: Int64s) -> int:
-    """Return the bits, in units of 2^-24, of independent codes with these counts, coded in pairs with the frequencies `freqs`."""
+    """Return the cost, in units of 2^-24 bits, of independent codes that occur `counts` times, coded in pairs.
+
+    `freqs` are the frequencies of the pairs.
+    """
     m = counts.size
     total = counts.sum()
     bits = 0

@@ -1,4 +1,4 @@
-"""Sections of ans, which are stretches of codes with one table each: choice, writing and reading.
+"""Choice, writing and reading of the sections of ans. A section is a stretch of codes with one table.
 
     offset  bytes  field          little-endian
          0      1  kind           1 for pairs of successive codes, 0 for single codes; + 2 if there is an escape symbol
@@ -30,9 +30,10 @@ _HEAD = 7
 
 
 class Section(NamedTuple):
-    """A section of `size` codes. `symbols`: the explicit codes, those with a table entry, ascending; `freqs`: their frequencies.
+    """A section of `size` codes, with its table.
 
-    If `escape` is True, freqs[0] is the frequency of the escape symbol. `table` holds the weight bytes as sent.
+    `symbols` are the explicit codes, which are those with a table entry, ascending. `freqs` are the frequencies. If `escape` is
+    True, freqs[0] is the frequency of the escape symbol. `table` holds the weight bytes as they are sent.
     """
 
     size: int
@@ -52,25 +53,28 @@ class Section(NamedTuple):
         return min(self.size, self.size * alphabet >> _RARE[1])
 
     def lut(self, alphabet: int) -> Int64s:
-        """Return for every code its index in `freqs`; for codes without a table entry 0, the index of the escape symbol."""
+        """Return the index in `freqs` of every code.
+
+        For a code without a table entry this is 0, the index of the escape symbol.
+        """
         lut = np.zeros(alphabet, np.int64)
         lut[self.symbols] = np.arange(self.symbols.size) + self.escape
         return lut
 
     def pair_freqs(self) -> Int64s:
-        """Return the frequencies of pairs (a, b), at index m a + b for m symbols."""
+        """Return the frequencies of all pairs of symbols. The pair (a, b) has index m a + b, for m symbols."""
         weights = np.empty(self.freqs.size**2, np.int64)
         model.pair_weights(self.freqs, weights)
         return _frequencies(weights)
 
     def to_bytes(self) -> bytes:
-        """Return the section in the format of the module's docstring."""
+        """Return the section's bytes, in the format that the module's docstring describes."""
         head = bytes([self.pairs + 2 * self.escape]) + self.size.to_bytes(4, "little")
         return head + len(self.table).to_bytes(2, "little") + self.table
 
     @classmethod
     def of(cls, counts: Int64s) -> Self:
-        """Return the section for codes with these counts."""
+        """Return the section for codes that occur `counts` times."""
         total = int(counts.sum())
         explicit = counts << _RARE[0] > total
         if np.count_nonzero(explicit) >= MAX_SYMBOLS:
@@ -97,7 +101,7 @@ class Section(NamedTuple):
 
     @classmethod
     def read(cls, data: Bytes, start: int, alphabet: int) -> tuple[Self, int]:
-        """Read the section at the start of `data`, whose first code has index `start`; return it and its length in bytes.
+        """Return the section at the start of `data` and its length in bytes. `start` is the index of its first code.
 
         Raises PayloadError.
         """
@@ -124,7 +128,7 @@ def _frequencies(weights: Int64s) -> Int64s:
 
 
 def _pack_zeros(weights: Bytes) -> bytes:
-    """Return the weight bytes with each run of zeros replaced by a zero and the run's length."""
+    """Return the weight bytes with each run of zeros replaced by a zero byte and the length of the run."""
     out = bytearray()
     start = 0
     for at in [*np.flatnonzero(weights).tolist(), weights.size]:
@@ -136,7 +140,7 @@ def _pack_zeros(weights: Bytes) -> bytes:
 
 
 def _unpack_zeros(data: Bytes, limit: int) -> Bytes:
-    """Invert _pack_zeros for at most `limit` weights. Raises PayloadError."""
+    """Return the weight bytes, at most `limit`, from which _pack_zeros made `data`. Raises PayloadError."""
     weights = np.zeros(limit + 1, np.uint8)
     at = 0
     in_run = False
@@ -153,7 +157,7 @@ def _unpack_zeros(data: Bytes, limit: int) -> Bytes:
 
 
 def choose_sections(codes: Codes, alphabet: int) -> list[Section]:
-    """Divide `codes` into sections: successive pieces are joined if one table costs no more than two."""
+    """Return the sections of `codes`. Successive pieces are joined if one common table costs no more than two tables."""
     odd = codes.size > _PAIRS_FROM and codes.size % 2
     body = codes[: codes.size - odd]
     pieces = min(MAX_SECTIONS - 1, max(1, body.size // _SHORTEST)) if alphabet <= 256 else 1
@@ -179,7 +183,7 @@ def _counts(codes: Codes, alphabet: int) -> Int64s:
 
 
 def read_sections(data: Bytes, count: int, alphabet: int) -> tuple[list[Section], Bytes]:
-    """Read the sections of `count` codes at the start of `data`; return them and the remaining bytes. Raises PayloadError."""
+    """Return the sections of `count` codes at the start of `data`, and the remaining bytes. Raises PayloadError."""
     sections: list[Section] = []
     start = 0
     while start < count and len(sections) < MAX_SECTIONS:

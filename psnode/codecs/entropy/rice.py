@@ -33,12 +33,12 @@ _MAX_PARAMETER = 15
 
 @dataclass(frozen=True, repr=False)
 class Rice(Lossless):
-    """The stage rice, as in `qsgd+rice`."""
+    """The stage rice, as in `qsgd+rice`: Golomb-Rice codes of the symbols' ranks by frequency."""
 
     id = "rice"
 
     def max_nbytes(self, count: int, alphabet: int) -> int:
-        """Return the number of bytes of a length and the packed codes, which are sent instead of any longer code."""
+        """Return the largest length in bytes: a length field and the packed codes, which replace any longer code."""
         return 4 + packed_nbytes(count, bits_for(alphabet))
 
     def compress(self, codes: Codes, alphabet: int, out: Bytes) -> int:
@@ -59,7 +59,7 @@ class Rice(Lossless):
         return used
 
     def expand(self, data: Bytes, codes: Codes, alphabet: int) -> None:
-        """Overwrite `codes` from `data`. Raises PayloadError."""
+        """Overwrite `codes` with the codes that `data` holds. Raises PayloadError."""
         if data.size < 4:
             raise PayloadError(f"rice: {data.size} bytes end inside a length")
         bits = int(data[:4].view(np.uint32)[0])
@@ -82,13 +82,13 @@ class Rice(Lossless):
 
 
 def _lengths(ranks: Int64s, parameter: int, largest_bits: int) -> Int64s:
-    """Return the lengths in bits of the codewords of `ranks`."""
+    """Return the length in bits of the codeword of each of `ranks`."""
     quotients = ranks >> parameter
     return np.where(quotients < LONGEST_RUN, quotients + 1 + parameter, LONGEST_RUN + largest_bits)
 
 
 def _best_parameter(counts: Int64s) -> tuple[int, int]:
-    """Return the best k and the total bits with it, for ranks 0, 1, ... that occur `counts` times."""
+    """Return the best k and the total number of bits with it, for ranks 0, 1, ... that occur `counts` times."""
     ranks = np.arange(counts.size)
     tried = range(min(bits_for(counts.size), _MAX_PARAMETER) + 1)
     totals = [int(counts @ _lengths(ranks, k, bits_for(counts.size))) for k in tried]

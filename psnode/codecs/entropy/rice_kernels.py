@@ -14,7 +14,7 @@ _PEEK = 12  # bits by which the table of short codewords is indexed
 
 @kernel
 def encode(codes: Codes, words: Int64s, lengths: Int64s, out: Words32) -> None:
-    """Write the concatenated codewords of `codes` to `out`, which has exactly the words that they need."""
+    """Write the codewords of `codes`, one after another, to `out`, which has exactly as many words as they need."""
     held = np.uint64(0)
     count = np.uint64(0)
     p = np.uint64(0)
@@ -44,7 +44,10 @@ def _read(held: np.uint64, k: int, largest_bits: int) -> tuple[int, int]:
 
 @kernel
 def decode(words: Words32, bits: int, symbols: Words16, k: int, largest_bits: int, codes: Codes) -> bool:
-    """Overwrite `codes` from the first `bits` bits of `words`; return NOT_VALID unless these are exactly codes.size codewords."""
+    """Overwrite `codes` with the codes of the first `bits` bits of `words`.
+
+    Return NOT_VALID unless these bits are exactly codes.size codewords.
+    """
     table = np.zeros(1 << _PEEK, np.uint32)  # length + 2^8 symbol; 0 if the codeword is longer than 12 bits or not valid
     for index in range(1 << _PEEK):
         rank, wide = _read(np.uint64(index), k, largest_bits)

@@ -1,4 +1,4 @@
-"""Zstandard compression of a quantiser's symbols as bytes; if the alphabet exceeds 256, all low bytes, then all high bytes.
+"""Zstandard compression of a quantiser's symbols as bytes. If the alphabet exceeds 256, all low bytes precede all high bytes.
 
     bytes   one Zstandard frame (RFC 8878) that states its content size
 
@@ -33,7 +33,7 @@ class Zstd(Lossless):
             raise CodecSpecError("the stage zstd needs the package zstandard: pip install zstandard")
 
     def max_nbytes(self, count: int, alphabet: int) -> int:
-        """Return an upper bound of the frame's length: at least ZSTD_compressBound of the symbols' bytes."""
+        """Return an upper bound of the frame's length, at least ZSTD_compressBound of the number of the symbols' bytes."""
         size = count if alphabet <= 256 else 2 * count
         return size + (size >> 8) + max(0, (1 << 17) - size >> 11) + 32
 
