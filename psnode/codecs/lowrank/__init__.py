@@ -1,1 +1,1 @@
-"""Decomposition of matrices into sums of rank-one terms, and sampling of these terms."""
+"""Decomposition of matrices into sums of rank-one terms, and random sampling of these terms."""

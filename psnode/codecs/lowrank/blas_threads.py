@@ -1,7 +1,8 @@
 """Temporary restriction of numpy's BLAS to one thread in this process.
 
-psnode divides the cores between processes and between its own threads. If BLAS also starts a thread for every core, threads wait
-for each other (30 times slower on busy cores). Moreover the sums of BLAS depend on the number of its threads.
+psnode divides the cores between processes and between its own threads. If BLAS also starts a thread for every core, threads
+wait for each other, and computations on busy cores take 30 times as long. Moreover the results of sums in BLAS depend on the
+number of its threads.
 
 OpenBLAS, which numpy's wheels include, is found through numpy's extension module for linear algebra. Any other BLAS keeps its
 own settings.
@@ -21,10 +22,10 @@ _CREATION = Lock()
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Restrict BLAS to one thread within a `with` block. Blocks may be nested and may overlap in several threads.
+    """Context manager that restricts BLAS to one thread. The `with` blocks may be nested and may overlap in several threads.
 
-    The number of BLAS threads is a setting of the process: the first block that is entered sets it to 1, and the last block that
-    is left restores it.
+    The number of BLAS threads is a setting of the process. The first block that is entered sets it to 1, and the last block
+    that is left restores it.
     """
     with _CREATION:
         limit = _limit()
@@ -36,7 +37,7 @@ def one_thread() -> Iterator[None]:
 
 
 class _Limit:
-    """The restriction of BLAS: counts the `with` blocks in progress and remembers the number of threads before the first."""
+    """The restriction of BLAS. It counts the open `with` blocks and stores the number of threads before the first of them."""
 
     def __init__(self, get: Callable[[], int], put: Callable[[int], object]) -> None:
         self._get, self._put = get, put
@@ -60,7 +61,7 @@ class _Limit:
 
 @cache
 def library() -> ctypes.CDLL:
-    """Return numpy's extension module for linear algebra as a library, which gives access to symbols of its BLAS and LAPACK."""
+    """Return numpy's extension module for linear algebra as a library. It gives access to symbols of numpy's BLAS and LAPACK."""
     from numpy.linalg import _umath_linalg
 
     return ctypes.CDLL(_umath_linalg.__file__)
@@ -68,7 +69,10 @@ def library() -> ctypes.CDLL:
 
 @cache
 def _limit() -> _Limit:
-    """Return the restriction of numpy's OpenBLAS, whose symbols have other names in some builds; without OpenBLAS, a dummy."""
+    """Return the restriction of numpy's OpenBLAS, or a dummy if numpy uses another BLAS.
+
+    OpenBLAS has symbols with different names in some builds.
+    """
     for prefix, suffix in product(("scipy_", ""), ("64_", "_64", "")):
         name = f"{prefix}openblas_%s_num_threads{suffix}"
         if hasattr(library(), name % "get") and hasattr(library(), name % "set"):

@@ -1,21 +1,24 @@
-"""All terms of a matrix, close to its singular terms: the largest from a random subspace, the others computed in float32.
+"""All terms of a matrix, close to its singular terms.
 
-For any orthonormal basis u of the short side, sum u_i (u_i^T A) = A. The basis determines the variance of an unbiased sample of
-the terms, but not its mean. Therefore a cheap basis is enough if its sum of lengths ||u_i^T A|| is nearly the least:
+The largest come from a random subspace, the others from float32 arithmetic.
+
+For any orthonormal basis u_i of the short side of a matrix A, sum u_i (u_i^T A) = A. The basis determines the variance of an
+unbiased sample of the terms, but not its mean. Therefore a basis that is cheap to compute is enough, if the sum of its lengths
+||u_i^T A|| is nearly the least possible. It is computed in two steps:
 
 * `sketch` (psnode.codecs.lowrank.randomised) finds the largest terms in float64, with k orthonormal vectors B.
 * The reflection I - F F^T takes B to the first k coordinates, so that the other columns of the reflection are a basis of B's
   complement. In this basis the remainder of A is A'. The Gram matrix of A' is formed in float32, and `eigenbasis` returns its
   eigenvectors.
 
-The first step is needed because sums of squares in float32 lose values below 2^-12 of the largest value. For gradients of
-transformers such values make up most of the sum of lengths. After the first step, precision is relative to the largest value of
-the remainder. Terms still hidden by rounding get LEAST times this value as their length, so that every term has a positive
-probability. Terms below 2^-22 of the largest of all terms are within the rounding error of the largest in float32, and are
-dropped as in `spectrum`. The terms themselves are computed from A in float64.
+The first step is needed because sums of squares in float32 lose singular values below 2^-12 of the largest. For gradients of
+transformers such values make up most of the sum of lengths. After the first step, precision is relative to the largest singular
+value of the remainder. Terms that are still hidden by rounding get LEAST times this value as their length, so that every term
+has a positive probability. Terms below 2^-22 of the largest of all terms are within the rounding error of the largest in
+float32, and are dropped as in `spectrum`. The terms themselves are computed from A in float64.
 
-The reflection: with B's first k columns B_1^T = W S Z^T (k x k), F = (B^T Z + [W; 0]) / sqrt(1 + S) gives
-(I - F F^T) B^T = [-W Z^T; 0].
+The reflection is found from the first k columns of B, whose singular value decomposition is B_1^T = W S Z^T (k x k). F = (B^T Z
++ [W; 0]) / sqrt(1 + S) then gives (I - F F^T) B^T = [-W Z^T; 0].
 
 Source: Schreiber and Parlett, "Block reflectors: theory and computation", SIAM J. Numer. Anal. 25(1), 1988.
 """
@@ -41,7 +44,7 @@ _SAFE = 30  # largest binary exponent of values for which float32 holds the squa
 
 @dataclass(frozen=True, slots=True)
 class Deflated:
-    """The terms of a matrix, which add up to the matrix up to rounding."""
+    """The terms of a matrix. Their sum is the matrix up to rounding."""
 
     head: Spectrum
     rest: Eigenbasis
@@ -55,17 +58,17 @@ class Deflated:
     excess: float = 0.0
 
     def terms(self, chosen: npt.ArrayLike) -> tuple[Float64s, Float64s]:
-        """Return factors (left, right) of the terms with the indices `chosen`: shapes (k, m) and (k, n), float64."""
+        """Return the factors (left, right) of the k terms with the indices `chosen`: float64, of shapes (k, m) and (k, n)."""
         short = self._vectors(self.order[np.asarray(chosen, dtype=np.int64)])
         return self.head.core.factors(short, project(self.head.core, short))
 
     def lengths(self) -> Float64s:
-        """Return the exact lengths of the terms, (r,), by computing all terms, which takes as long as an exact spectrum."""
+        """Return the exact lengths of the terms, (r,). All terms are computed, which takes as long as an exact spectrum."""
         long = project(self.head.core, self._vectors(self.order))
         return np.asarray(np.linalg.norm(long, axis=1))
 
     def _vectors(self, places: Int64s) -> Float64s:
-        """Return the vectors of the short side with these indices, (k, short side)."""
+        """Return the vectors of the short side with the indices `places`, as rows of (k, short side)."""
         found, known = np.empty((places.size, len(self.reflector))), len(self.head.values)
         inside = places < known
         found[inside] = self.head.vectors[places[inside]]
@@ -77,10 +80,10 @@ class Deflated:
 
 
 def deflated(matrix: Floats, count: int, key: Words) -> Spectrum | Deflated:
-    """Return all terms of `matrix`; at least `count` of them are close to the terms of the largest singular values.
+    """Return all terms of `matrix`. At least `count` of them are close to the terms of the largest singular values.
 
-    On one BLAS thread the result depends only on `matrix`, `key`, machine and library version. A matrix of fewer than 96 non-zero
-    rows or columns is decomposed exactly. Raises NonFiniteGradientError.
+    With one BLAS thread the result depends only on `matrix`, `key`, machine and library version. A matrix of fewer than 96
+    non-zero rows or columns is decomposed exactly. Raises NonFiniteGradientError.
     """
     if min(trim(matrix).values.shape) < EXACT_BELOW:
         return spectrum(matrix)
@@ -101,7 +104,7 @@ def _sorted(head: Spectrum, rest: Eigenbasis, reflector: Float64s, exponent: int
 
 
 def _reflector(vectors: Float64s) -> Float64s:
-    """Return F, shape (n, k), for the orthonormal rows `vectors` (k, n)."""
+    """Return F of the module's docstring, shape (n, k), for the orthonormal rows `vectors` (k, n)."""
     count = len(vectors)
     left, cosines, right = np.linalg.svd(vectors[:, :count].T)
     turned = vectors.T @ right.T
@@ -110,7 +113,10 @@ def _reflector(vectors: Float64s) -> Float64s:
 
 
 def _gram_of_rest(head: Spectrum, reflector: Floats, exponent: int) -> Floats:
-    """Return A' A'^T / 4^exponent, float32, for the core of `head` with its short side as rows; see the module's docstring."""
+    """Return A' A'^T / 4^exponent, float32, where A' is the remainder of the core of `head`; see the module's docstring.
+
+    The core is read with its short side as rows.
+    """
     values, known, tall = head.core.values, len(head.values), head.core.tall
     short, long = min(values.shape), max(values.shape)
     total, outer = np.zeros((short - known, short - known), np.float32), np.ascontiguousarray(reflector[known:])

@@ -1,4 +1,4 @@
-"""Eigenvectors of a symmetric float32 matrix, of which only a few are needed, by LAPACK's float32 routines.
+"""Eigenvectors of a symmetric float32 matrix by LAPACK's float32 routines, for callers that need only a few of them.
 
 numpy.linalg decomposes float32 matrices in float64, which takes twice the time. Therefore this module calls the OpenBLAS in
 numpy's wheels directly. The matrix is reduced to tridiagonal form (ssytrd), whose eigenvectors are found by divide and conquer
@@ -23,7 +23,7 @@ _BLOCK = 64  # columns per block of LAPACK's blocked routines, for a workspace o
 
 @dataclass(frozen=True, slots=True)
 class Eigenbasis:
-    """An orthonormal basis of eigenvectors, to float32's precision, computed on demand."""
+    """An orthonormal basis of eigenvectors, with float32's precision. The vectors are computed when they are needed."""
 
     squares: Float64s
     """(n,), descending: the eigenvalues, each right to about 2^-24 of the largest."""
@@ -32,7 +32,7 @@ class Eigenbasis:
 
 
 def eigenbasis(matrix: Floats) -> Eigenbasis:
-    """Return the eigenbasis of a symmetric `matrix` (n, n), float32, finite and contiguous, which is overwritten."""
+    """Return the eigenbasis of a symmetric `matrix` (n, n), float32, finite and contiguous. The matrix is overwritten."""
     return _decomposed(matrix) if matrix.size and _routine("ssytrd") else _by_numpy(matrix)
 
 
@@ -42,7 +42,10 @@ def _by_numpy(matrix: Floats) -> Eigenbasis:
 
 
 def _decomposed(matrix: Floats) -> Eigenbasis:
-    """Decompose by LAPACK. Its matrices are stored by columns, numpy's by rows, which for a symmetric matrix is the same."""
+    """Return the eigenbasis by LAPACK, which stores matrices by columns.
+
+    numpy stores them by rows, which is the same for a symmetric matrix.
+    """
     n = len(matrix)
     squares, beside, scales = np.empty(n, np.float32), np.empty(n, np.float32), np.empty(n, np.float32)
     _call("ssytrd", b"L", n, matrix, n, squares, beside, scales, np.empty(_BLOCK * n, np.float32), _BLOCK * n)

@@ -1,4 +1,7 @@
-"""Conversion of rank-one terms to and from a float32 vector: for each term its left factor (m), then its right factor (n)."""
+"""Conversion of rank-one terms to and from a float32 vector.
+
+It holds, for each term, the left factor (m), then the right factor (n).
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ _TINY = float(np.finfo(np.float64).tiny)
 
 
 def fold(left: Float64s, right: Float64s, probabilities: Float64s) -> Floats:
-    """Return k (m + n) float32 values for the terms left[i] right[i]^T, (k, m) and (k, n), each divided by its probability.
+    """Return k (m + n) float32 values for k terms left[i] right[i]^T, each divided by its probability. Shapes: (k, m) and (k, n).
 
     The entries of both factors of a term have equal RMS. If the sum of the terms, or a partial sum in ascending order, leaves
     float32's range anywhere, all terms are scaled down until it fits.
@@ -39,6 +42,6 @@ def _peak(left: Float64s, right: Float64s) -> float:
 
 
 def unfold(values: Floats, terms: int, m: int, n: int) -> tuple[Floats, Floats]:
-    """Return the factors (terms, m) and (terms, n), contiguous and read-only."""
+    """Return the left factors (terms, m) and the right factors (terms, n), contiguous and read-only."""
     table = values.reshape(terms, m + n)
     return readonly(np.ascontiguousarray(table[:, :m])), readonly(np.ascontiguousarray(table[:, m:]))

@@ -1,13 +1,13 @@
 """The largest terms of a matrix from a random subspace, by a few passes over the matrix instead of a decomposition.
 
-Let the rows of A be its short side, and G a Gaussian matrix with a few more columns than terms are wanted. Q is an orthonormal
-basis of A A^T G (one power iteration, float32). Q^T A (float64) is small, and its singular value decomposition gives terms whose
-sum is Q Q^T A.
+Let A be a matrix with its short side as rows, and G a Gaussian matrix with a few more columns than the number of terms wanted.
+Q is an orthonormal basis of A A^T G (one power iteration, float32). The matrix Q^T A (float64) is small, and its singular value
+decomposition gives terms whose sum is Q Q^T A.
 
 These terms lack E = A - Q Q^T A, which is acceptable in feedback loops. For an unbiased estimate, `cover` adds one random term.
 Let z be uniform on the unit sphere of Q's complement, whose dimension is D. Then D z z^T A has expectation E and a mean squared
-length of D ||E||^2. In sampling, this term counts as an atom of length sqrt(D) ||E||. Its own variance is (D - 1) ||E||^2, so
-that this estimate is hardly useful unless E is small.
+length of D ||E||^2. In sampling, this term counts as an atom of length sqrt(D) ||E||. Its own variance is (D - 1) ||E||^2. The
+estimate is therefore hardly useful unless E is small.
 
 Source: Halko, Martinsson, Tropp, "Finding structure with randomness", SIAM Review 53(2), 2011, Algorithms 4.3 and 5.1.
 """
@@ -30,10 +30,11 @@ _SAFE = 2.0**60
 
 
 def sketch(matrix: Floats, count: int, key: Words, *, cover: bool = False) -> Spectrum:
-    """Return approximately the largest terms of `matrix`, at least `count`, descending; with `cover`, one random term follows.
+    """Return approximations of the largest terms of `matrix`, at least `count`, in descending order.
 
-    The result depends only on `matrix`, `key`, machine, library version and number of BLAS threads. A matrix whose short side has
-    at most count + 5 entries is decomposed exactly. Raises NonFiniteGradientError.
+    With `cover`, a random term for the rest of the matrix follows. The result depends only on `matrix`, `key`, machine, library
+    version and number of BLAS threads. A matrix whose short side has at most count + 5 entries is decomposed exactly. Raises
+    NonFiniteGradientError.
     """
     core = trim(matrix)
     short = min(core.values.shape)
@@ -49,7 +50,7 @@ def sketch(matrix: Floats, count: int, key: Words, *, cover: bool = False) -> Sp
 
 
 def _range(core: Core, drawn: Float64s, matrix: Floats) -> Float64s:
-    """Return orthonormal rows (width, short) that approximately span the leading subspace of the short side."""
+    """Return orthonormal rows (width, short) that span approximately the largest singular vectors of the short side."""
     a = core.values.T if core.tall else core.values
     start = drawn.astype(np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -66,7 +67,7 @@ def _range(core: Core, drawn: Float64s, matrix: Floats) -> Float64s:
 
 
 def _covered(found: Spectrum, basis: Float64s, direction: Float64s) -> Spectrum:
-    """Return `found` with a random term for the rest of the matrix, unless the rest is within rounding errors."""
+    """Return `found` with a random term for the rest of the matrix, or unchanged if the rest is within rounding errors."""
     assert found.products is not None
     energy = sum(float(np.sum(np.square(row, dtype=np.float64))) for row in found.core.values)
     missing = energy - float(np.sum(found.values**2))
@@ -86,7 +87,10 @@ def _covered(found: Spectrum, basis: Float64s, direction: Float64s) -> Spectrum:
 
 
 def normals(key: Words, count: int) -> Float64s:
-    """Return `count` independent N(0, 1) values, by Box and Muller's transform of pairs of words of a stream under `key`."""
+    """Return `count` independent N(0, 1) values, by the transform of Box and Muller.
+
+    It is applied to pairs of random words of a stream under `key`.
+    """
     words = np.empty((-(-count // (4 * BLOCK)), 4 * BLOCK), np.uint32)
     for at, row in enumerate(words):
         fill(row, key, _STREAM, at * BLOCK)

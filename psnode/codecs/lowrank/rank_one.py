@@ -1,8 +1,8 @@
 """Sums of rank-one matrices, out = sum_k left[k] right[k]^T or out += weight * (this sum), without a dense temporary array.
 
-Each entry is the float32 sum of the float32 products left[k, i] * right[k, j] in ascending k. `add_terms` multiplies this sum by
-the weight and adds the product to the target. The operations and their order are the same on every machine, and the result of
-`add_terms` equals the result of `write_terms` followed by a multiplication and an addition.
+Each entry is the float32 sum of the float32 products left[k, i] * right[k, j] in ascending k. `add_terms` multiplies this sum
+by the weight and adds the product to the target. The operations and their order are the same on every machine. `add_terms`
+gives the same result as `write_terms` followed by a multiplication and an addition.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SAFE = _LARGEST * (1 - 2.0**-20)  # sums of products of float32, each rounded
 
 @inlined
 def _row(left: Floats, right: Floats, i: int, start: int, stop: int, total: Floats) -> None:
-    """Write columns start..stop-1 of row i of the sum to `total`; the first three terms are added in one sweep."""
+    """Write columns start..stop-1 of row i of the sum to `total`. The first three terms are added in one sweep."""
     rank = left.shape[0]
     a = left[0, i]
     first = right[0, start:stop]
@@ -47,7 +47,7 @@ def _row(left: Floats, right: Floats, i: int, start: int, stop: int, total: Floa
 
 @kernel
 def write_terms(left: Floats, right: Floats, out: Floats) -> None:
-    """Overwrite `out` (m, n) with the sum of the r terms of left (r, m) and right (r, n)."""
+    """Overwrite `out` (m, n) with the sum of r terms, given by their factors left (r, m) and right (r, n)."""
     rank, m = left.shape
     n = right.shape[1]
     if rank == 0:
@@ -61,7 +61,10 @@ def write_terms(left: Floats, right: Floats, out: Floats) -> None:
 
 @kernel
 def add_terms(left: Floats, right: Floats, out: Floats, weight: np.float32) -> None:
-    """Add `weight` times the sum of the r terms of left (r, m) and right (r, n) to `out` (m, n)."""
+    """Add `weight` times the sum of r terms to `out` (m, n).
+
+    The terms are given by their factors left (r, m) and right (r, n).
+    """
     rank, m = left.shape
     n = right.shape[1]
     if rank == 0:
@@ -77,7 +80,7 @@ def add_terms(left: Floats, right: Floats, out: Floats, weight: np.float32) -> N
 
 
 def may_overflow(left: Floats, right: Floats) -> bool:
-    """Return True if the sum of the terms of left (r, m) and right (r, n), or a partial sum, might leave float32's range."""
+    """Return True if the sum of r terms or a partial sum might leave float32's range, given left (r, m) and right (r, n)."""
     if not left.size or not right.size:
         return False
     tops = np.abs(left).max(axis=1).astype(np.float64) * np.abs(right).max(axis=1).astype(np.float64)
@@ -86,7 +89,10 @@ def may_overflow(left: Floats, right: Floats) -> bool:
 
 @kernel
 def write_saturated(left: Floats, right: Floats, out: Floats) -> None:
-    """Do the same as write_terms in float64, with sums limited to float32's range, for noisy factors of very large arrays."""
+    """Overwrite `out` as write_terms does, but compute in float64 and limit the sums to float32's range.
+
+    This serves noisy factors of very large arrays.
+    """
     rank, m = left.shape
     for i in range(m):
         for j in range(right.shape[1]):

@@ -6,15 +6,15 @@ vectors u_i of the short side are its eigenvectors. For 512 x 4608 this takes a 
 Squares of float32 are within 10^-90 .. 10^77, so that no scaling is needed in float64.
 
 The vector of the other side, w_i = A^T u_i, is computed when needed. Since the u_i are orthonormal up to rounding, the terms
-u_i w_i^T add up to A even if single directions are inaccurate (as for clustered singular values, which have no directions of
-their own). Squaring loses the smallest singular values: values below 2^-22 of the largest are taken as zero, because they are
-rounding noise of the Gram matrix. This corresponds to float32's resolution of the largest term.
+u_i w_i^T add up to A even if single directions u_i are inaccurate. This happens if singular values are nearly equal, so that
+their directions are not determined. Squaring loses the smallest singular values: values below 2^-22 of the largest are rounding
+noise of the Gram matrix, and are taken as zero. This limit corresponds to float32's resolution of the largest term.
 
-Workspace: 8 bytes times the larger of 2^22 and five squares of the short side. The time of the eigensolver grows with the cube of
-the short side: 25 ms for 512, 2 s for 2048, 20 s for 4096; for still larger matrices use method=randomised.
+The workspace is 8 bytes times the larger of 2^22 and five times the square of the short side. The time of the eigensolver grows
+with the cube of the short side: 25 ms for 512, 2 s for 2048, 20 s for 4096; for still larger matrices use method=randomised.
 
-Rows and columns that consist of zeros (of dead units, or of taps of a convolution that see only padding) are removed before
-the decomposition, and are exactly zero in the terms.
+Rows and columns of zeros are removed before the decomposition, and are exactly zero in the terms. They belong to dead units, or
+to taps of a convolution that see only padding.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _PROJECT_BLOCK = 1 << 16
 
 
 def matricise(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """Return (split, m, n): the cut of `shape` into shape[:split] and shape[split:] whose m x n matrix has the least m + n.
+    """Return (split, m, n) for the cut of `shape` into shape[:split] and shape[split:] with the least m + n.
 
-    A pair of factors takes m + n values, so that this cut makes the smallest message: 512 x 512 x 3 x 3 is read as 512 x 4608,
-    not as 262144 x 9. Among equal cuts, the first is taken. Shapes with fewer than two dimensions or without elements are not
-    cut, and split is 0.
+    The cut turns the tensor into an m x n matrix. A pair of factors takes m + n values, so that this cut makes the smallest
+    message: 512 x 512 x 3 x 3 is read as 512 x 4608, not as 262144 x 9. Among equal cuts, the first is taken. Shapes with fewer
+    than two dimensions or without elements are not cut, and split is 0.
     """
     if len(shape) < 2 or 0 in shape:
         return 0, 1, math.prod(shape)
@@ -48,7 +48,7 @@ def matricise(shape: tuple[int, ...]) -> tuple[int, int, int]:
 
 
 class Core(NamedTuple):
-    """A matrix of `shape` without its zero rows and columns, and the indices of its other rows and columns."""
+    """A matrix of `shape` without its zero rows and columns, and the indices of the rows and columns that remain."""
 
     values: Floats
     rows: Int64s
@@ -62,7 +62,10 @@ class Core(NamedTuple):
         return bool(m > n)
 
     def factors(self, short: Float64s, long: Float64s) -> tuple[Float64s, Float64s]:
-        """Return factors (left, right) of terms, (k, m) and (k, n), float64, given vectors of the core's short and long side."""
+        """Return the factors (left, right) of k terms, (k, m) and (k, n), float64.
+
+        They are made of the terms' vectors `short` and `long`, on the core's short and long side.
+        """
         inner_left, inner_right = (long, short) if self.tall else (short, long)
         left, right = np.zeros((len(short), self.shape[0])), np.zeros((len(short), self.shape[1]))
         left[:, self.rows] = inner_left
@@ -85,10 +88,10 @@ class Spectrum:
     """Variance of the terms before sampling: 0 unless one of the terms is random."""
 
     def terms(self, chosen: npt.ArrayLike) -> tuple[Float64s, Float64s]:
-        """Return factors (left, right) of the terms with the indices `chosen`: shapes (k, m) and (k, n), float64.
+        """Return the factors (left, right) of the k terms with the indices `chosen`: float64, of shapes (k, m) and (k, n).
 
-        The matrix is the sum over all i of left[i] right[i]^T. One of the two factors is a unit vector; the length of the other
-        is the singular value.
+        The matrix is the sum over all i of left[i] right[i]^T. One of the two factors is a unit vector, and the length of the
+        other is the singular value.
         """
         indices = np.asarray(chosen, dtype=np.int64)
         short = self.vectors[indices]
@@ -96,15 +99,16 @@ class Spectrum:
         return self.core.factors(short, long)
 
     def lengths(self) -> Float64s:
-        """Return the lengths of the terms, which are `values`."""
+        """Return the lengths of the terms, which are the singular values."""
         return self.values
 
 
 def spectrum(matrix: Floats) -> Spectrum:
     """Return the spectrum of `matrix`, float32, 2-D, not empty. The spectrum of a zero matrix is empty.
 
-    The first entry of largest magnitude in a short-side vector is made positive, so that signs do not depend on the solver. The
-    result depends only on `matrix`, machine, library version and number of BLAS threads. Raises NonFiniteGradientError.
+    In each vector of the short side, the first entry of largest magnitude is made positive, so that signs do not depend on the
+    solver. The result depends only on `matrix`, machine, library version and number of BLAS threads. Raises
+    NonFiniteGradientError.
     """
     core = trim(matrix)
     gram = _gram(core)
@@ -114,14 +118,17 @@ def spectrum(matrix: Floats) -> Spectrum:
 
 
 def trim(matrix: Floats) -> Core:
-    """Return `matrix` without its zero rows and columns, not copied if it has none."""
+    """Return `matrix` as a Core, without its zero rows and columns. It is not copied if it has none of these."""
     rows, columns = np.flatnonzero(matrix.any(axis=1)), np.flatnonzero(matrix.any(axis=0))
     values = matrix if (rows.size, columns.size) == matrix.shape else matrix[np.ix_(rows, columns)]
     return Core(values, rows, columns, (matrix.shape[0], matrix.shape[1]))
 
 
 def eigenpairs(gram: Float64s) -> tuple[Float64s, Float64s]:
-    """Return the roots of a Gram matrix's eigenvalues, descending and above the noise, and the eigenvectors as rows."""
+    """Return the square roots of a Gram matrix's eigenvalues, descending, and the eigenvectors as rows.
+
+    Values that do not exceed the rounding noise are omitted.
+    """
     if not gram.size:
         return np.zeros(0), np.zeros(gram.shape)
     squares, basis = np.linalg.eigh(gram)
@@ -146,7 +153,7 @@ def _gram(core: Core) -> Float64s:
 
 
 def project(core: Core, vectors: Float64s) -> Float64s:
-    """Return the products of `vectors` (k, short side) with the core: (k, long side), accumulated in float64."""
+    """Return the products of `vectors` (k, short side) with the core. They are (k, long side), accumulated in float64."""
     m, n = core.values.shape
     step = max(1, _PROJECT_BLOCK // max(n, 1))
     out = np.zeros((len(vectors), max(m, n)))
