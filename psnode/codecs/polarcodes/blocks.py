@@ -1,6 +1,6 @@
-"""All superblocks of a stream in one kernel per direction, because small arrays have many small superblocks.
+"""Coding of all superblocks of a stream in one kernel, and decoding in another, because small arrays have many small superblocks.
 
-Superblocks are rows of a table, whose columns are named below; the designs of all superblocks are in one `Shelf`.
+Superblocks are rows of a table, whose columns have names in this module. One `Shelf` holds the designs of all superblocks.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _FIRST, _LAST, _FIRST_READ, _LAST_READ, _RAW_ROWS, _DRAWN, _FLAT, _POSTERIOR, _P
 
 
 class Shelf(NamedTuple):
-    """Steps of all levels, the columns of each level, and the LLR tables of all channels."""
+    """The designs in use: the steps of all levels, the columns of each level, and the LLR tables of all channels."""
 
     steps: Steps
     levels: Int64s
@@ -58,7 +58,8 @@ class Shelf(NamedTuple):
 class Workspace(NamedTuple):
     """Scratch for a superblock of n rows.
 
-    In order: cells, 4 n rows of LLRs (2 n for a reader), n + 1 bits, raw rows, and two arrays for sums of lanes.
+    The fields are the cells, 4 n rows of LLRs (2 n for a reader), n + 1 rows of bits, the raw rows, and two arrays for sums of
+    lanes.
     """
 
     cells: Cells
@@ -71,9 +72,9 @@ class Workspace(NamedTuple):
 
 @kernel
 def measure(x: Floats, blocks: Int64s, scratch: Floats, sizes: Float64s) -> None:
-    """Write the root mean square of each piece (the values that share a scale). `scratch`: 576 float32.
+    """Write the root mean square of each piece to `sizes`. A piece consists of the values that share a scale.
 
-    A root mean square is negative if a value is not finite, and infinite if the norm exceeds float32.
+    A root mean square is negative if a value is not finite, and infinite if the norm exceeds float32. `scratch`: 576 float32.
     """
     at = 0
     for b in range(blocks.shape[0]):
@@ -97,7 +98,7 @@ def _pack(rows: Masks, count: int, lanes: int, out: Masks, at: int) -> None:
 
 @inlined
 def _unpack(data: Masks, at: int, count: int, lanes: int, rows: Masks) -> None:
-    """Read rows: the inverse of _pack. `data` is one word longer than the bits."""
+    """Read `count` rows of `lanes` bits from `data`, as _pack has written them. `data` is one word longer than the bits."""
     if lanes == LANES and at & 31 == 0:
         for i in range(count):
             rows[i] = data[(at >> 5) + i]
@@ -111,7 +112,7 @@ def _unpack(data: Masks, at: int, count: int, lanes: int, rows: Masks) -> None:
 
 @kernel
 def draw(key: Words, stream: int, first: int, count: int, out: Masks) -> None:
-    """Write `count` random words of `stream` to `out`, from call `first` on; `count` is rounded up to a multiple of 256."""
+    """Write `count` random words of `stream`, from call `first` on, to `out`. The count is rounded up to a multiple of 256."""
     wide()
     for start in range(0, count, rng.HALF):
         rng.fill_here(out[start : start + rng.HALF], key, stream, first + start // 4)
@@ -119,9 +120,9 @@ def draw(key: Words, stream: int, first: int, count: int, out: Masks) -> None:
 
 @inlined
 def _scale_of(x: Floats, size: float, energy: float, xy: float, yy: float, count: int, rotated: bool) -> np.float32:
-    """Return the scale c that minimises the error of c y for `x`. x - c y must be finite, and c is never 0.
+    """Return the scale c for which c y is nearest to the values `x`. It is never 0, and x - c y must stay finite.
 
-    For rotated values, c = size ||x||^2 / <x, y>; c is smaller if this could give values beyond the largest float32.
+    For rotated values, c = size ||x||^2 / <x, y> instead. c is smaller if this could give values beyond the largest float32.
     """
     if rotated:
         best = size * energy / max(xy, SMALLEST * yy)
@@ -157,10 +158,10 @@ def write_blocks(
 ) -> int:
     """Code the live superblocks of finite `x`: write `scales`, bits to `raw`, and words. Return the number of words.
 
-    `steps_between` has the distance of the channel's points for each superblock. `sizes` has the root mean square of each piece
-    (the values that share a scale), 0 for zeros. If the values in `x` were divided by it and rotated, `energies` has their
-    energies; otherwise `energies` is empty. `decoded` is overwritten with the decoded values, unless it is empty. `scales`, `raw`
-    and `decoded` must be zeros. `capped` limits scales to those that fit the channel.
+    `steps_between` is the distance between the channel's points, for each superblock. `sizes` is the root mean square of each
+    piece (the values that share a scale), or 0 for zeros. If the values in `x` have been divided by it and rotated, `energies`
+    holds the energy of each piece. Otherwise `energies` is empty. `decoded` is overwritten with the decoded values, unless it
+    is empty. `scales`, `raw` and `decoded` must hold zeros. `capped` limits scales to those that fit the channel.
     """
     steps, levels, posteriors, priors = shelf
     cells, llrs, bits, rows, sums, squares = room
@@ -228,7 +229,7 @@ def read_blocks(
     coder_lanes: int,
     rotated: bool,
 ) -> bool:
-    """Overwrite the values of live superblocks in `out`, with integer multiples of the points if `rotated`.
+    """Overwrite `out` with the values of the live superblocks, or with integer multiples of the points if `rotated`.
 
     Return True if the stream ended correctly.
     """

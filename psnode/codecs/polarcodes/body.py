@@ -1,4 +1,7 @@
-"""The bytes of a polar payload after its fields: classes, then scales, raw bits and words. Readers raise PayloadError."""
+"""The bytes of a polar payload after its fields: classes, then scales, raw bits and words.
+
+Functions that read raise PayloadError.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from psnode.errors import PayloadError
 
 
 def class_blocks(ids: Bytes, longest: int) -> list[Superblock]:
-    """Return the superblocks of all classes, one class after another. Classes are small, and so are their blocks."""
+    """Return the superblocks of all classes, one class after another. The blocks are short, because classes are small."""
     blocks: list[Superblock] = []
     start = 0
     for rate, size in zip(energy_groups.LADDER[1:], energy_groups.sizes(ids), strict=True):
@@ -36,7 +39,7 @@ def write_classes(classes: energy_groups.EnergyClasses, body: Bytes) -> int:
 
 
 def read_classes(body: Bytes, size: int) -> tuple[energy_groups.EnergyClasses, Bytes]:
-    """Return the classes of `size` values, and the rest of `body`."""
+    """Return the classes of an array of `size` values, and the rest of `body`."""
     coded, rest = read_section(body)
     ids = np.empty(-(-size // energy_groups.GROUP), np.uint8)
     if not ids.size:
@@ -51,7 +54,7 @@ def read_classes(body: Bytes, size: int) -> tuple[energy_groups.EnergyClasses, B
 
 
 class CodedStream(NamedTuple):
-    """A stream: scales, raw bits, and words of the coder."""
+    """The parts of a coded vector: scales, raw bits, and words of the coder."""
 
     scales: Floats
     raw: Masks
@@ -68,7 +71,7 @@ class CodedStream(NamedTuple):
 
 
 def code(x: Floats, blocks: list[Superblock], rotated: bool, key: Words, decoded: Floats, *, capped: bool) -> CodedStream | None:
-    """Return the stream of 1-D `x`, or None if a value is not finite. `decoded` and `capped`: see stream.write."""
+    """Return the stream for 1-D `x`, or None if a value is not finite. stream.write describes `decoded` and `capped`."""
     most = stream.extent(blocks, [True] * len(blocks))
     scales = np.zeros(sum(block.scales for block in blocks), np.float32)
     raw = np.zeros(-(-most.raw // 32) + 2, np.uint32)
@@ -78,7 +81,7 @@ def code(x: Floats, blocks: list[Superblock], rotated: bool, key: Words, decoded
 
 
 def read(body: Bytes, blocks: list[Superblock], rotated: bool, key: Words, out: Floats) -> None:
-    """Overwrite 1-D `out` from a body: the inverse of code and put."""
+    """Overwrite 1-D `out` with the values that `body` encodes. This is the inverse of `code` and `put`."""
     start = 4 * sum(block.scales for block in blocks)
     if body.size < start:
         raise PayloadError(f"polar: {body.size} bytes end inside {start // 4} scales")

@@ -1,4 +1,4 @@
-"""The shipped designs: a channel for every rate, and masks of the frozen and the flat bits for every block length."""
+"""The designs that psnode contains: a channel for every rate, and masks of frozen and flat bits for every block length."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ CHANNELS = {
 
 
 class Masks2(NamedTuple):
-    """Masks of the frozen and of the flat bits of each level: bool, of shape (levels, N)."""
+    """Masks of the frozen bits and of the flat bits of each level, bool, of shape (levels, N)."""
 
     frozen: Bools
     flat: Bools
 
 
 class Tables(NamedTuple):
-    """The integer LLRs of a channel, for each level. The LLRs of the prior are repeated to 32 entries."""
+    """The LLRs of a channel as integers, for each level. The LLRs of the prior are repeated to 32 entries."""
 
     posterior: list[Llrs]
     prior: list[Llrs]
 
 
 def name_of(rate: float) -> str:
-    """Return the file name of a rate."""
+    """Return the name of the file that holds the designs of a rate."""
     return f"rate-{rate:g}.npz"
 
 
@@ -67,14 +67,14 @@ def load(rate: float, log_length: int) -> Masks2:
 
 @cache
 def schedules(rate: float, log_length: int) -> list[Schedule]:
-    """Return the schedule of every level."""
+    """Return the schedule of every level, for blocks of 2^log_length values at `rate`."""
     masks = load(rate, log_length)
     return [schedule(*level) for level in zip(*masks, strict=True)]
 
 
 @cache
 def tables(rate: float) -> Tables:
-    """Return the LLR tables of the rate's channel."""
+    """Return the LLR tables of the channel of `rate`."""
     channel = CHANNELS[rate]
     posterior = [channels.in_units(each).reshape(-1) for each in channels.posterior_llrs(channel)]
     assert all(each.size == CELLS << level for level, each in enumerate(posterior))

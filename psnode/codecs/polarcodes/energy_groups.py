@@ -1,13 +1,14 @@
 """The empirical prior: groups of 64 neighbouring values, sorted by their energy into classes that get more or fewer bits.
 
-Gradients are not Gaussian vectors: their scale differs between layers, channels and taps. With the energies e_g (mean squares) of
-the groups, and an error of D per coordinate, the optimal rates are log2(e_g / D) / 2, or 0. Here, the rates are those of the
-ladder 0, .5, 1, 1.5, 2, 3, 4: group g gets the rate r that minimises e_g 4^-r + m r. m is the least multiplier for which all
-groups, including the bits of their description, keep to the rate.
+Gradients are not Gaussian vectors: their scale differs between layers, channels and taps. Let group g have the energy e_g (the
+mean square of its values). For an error of D per coordinate, the optimal rate of the group is log2(e_g / D) / 2, or 0 if this
+is negative. In this module rates are limited to the ladder 0, .5, 1, 1.5, 2, 3, 4: group g gets the rate r that minimises e_g
+4^-r + m r. The multiplier m is the least for which all groups together, including the bits of their description, keep to the
+codec's rate.
 
-Neighbouring values in the weight of a convolution are its taps, which differ most. In each chunk of 65536 values, the values 0,
-9, 18, ... may therefore come first, then the values 1, 10, ...: the order of taps. It is used if the product of the groups'
-energies is then smaller, that is if the values of a group are more alike.
+Neighbouring values in the weight of a convolution are its taps, whose scales differ most. Therefore the values of a chunk of
+65536 may be rearranged: first the values 0, 9, 18, ..., then the values 1, 10, ..., and so on. This is the order of taps. It is
+used if it makes the product of the groups' energies smaller, that is if the values of a group are then more alike.
 
 Source: Berger, "Rate distortion theory", 1971 (reverse water-filling).
 """
@@ -42,7 +43,10 @@ Flags = npt.NDArray[np.bool_]
 
 
 class EnergyClasses(NamedTuple):
-    """`taps` (bool): true for chunks in the order of taps. `ids` (uint8): the class of every group, in this order."""
+    """The class of every group, and the order of values in every chunk.
+
+    `taps` (bool): True for chunks in the order of taps. `ids` (uint8): the class of every group, with the values in this order.
+    """
 
     taps: Flags
     ids: Bytes
@@ -50,7 +54,7 @@ class EnergyClasses(NamedTuple):
 
 @inlined
 def _energy(x: Floats, start: int, stride: int, scratch: Float64s) -> float:
-    """Return the mean square of the 64 values of `x` from `start` on, `stride` apart. `scratch`: 64 float64."""
+    """Return the mean square of 64 values of `x`, which begin at `start` and are `stride` apart. `scratch`: 64 float64."""
     for i in range(GROUP):
         value = np.float64(x[start + i * stride])
         scratch[i] = value * value
@@ -64,7 +68,10 @@ def _energy(x: Floats, start: int, stride: int, scratch: Float64s) -> float:
 
 @inlined
 def _prefers_taps(chunk: Floats, floor: float, scratch: Float64s) -> bool:
-    """Return True if the product of (energy + floor) over sampled groups is smaller for groups of values that are 9 apart."""
+    """Return True if groups of values that are 9 apart have a smaller product of (energy + floor) than groups of neighbours.
+
+    The product is taken over sampled groups of `chunk`.
+    """
     mantissa, exponent = 1.0, 0
     for start in range(0, chunk.size - GROUP * TAPS + 1, GROUP * TAPS):
         number = start // (GROUP * TAPS)
@@ -80,7 +87,10 @@ def _prefers_taps(chunk: Floats, floor: float, scratch: Float64s) -> bool:
 
 @kernel
 def _arrange(x: Floats, floor: float, taps: Flags, y: Floats, energies: Float64s, scratch: Float64s) -> None:
-    """Overwrite `taps`, `y` (x in the chosen order, then zeros) and the `energies` of the groups. `scratch`: 64 float64."""
+    """Overwrite `taps`, `y` with the values of x in the chosen order, then zeros, and `energies` with the energies of the groups.
+
+    `scratch`: 64 float64.
+    """
     for number in range(taps.size):
         start, stop = number * CHUNK, min((number + 1) * CHUNK, x.size)
         taps[number] = _prefers_taps(x[start:stop], floor, scratch)
@@ -106,11 +116,12 @@ def _allocate(
     ids: Bytes,
     counts: Int64s,
 ) -> tuple[int, float, float]:
-    """Overwrite `ids` with the classes for the least m of `grid` (ascending) that keeps to `budget` bits, and count the classes.
+    """Overwrite `ids` with the class of every group, and `counts` with the number of groups in every class.
 
-    `gains` holds the share of an energy that each class removes in addition to the class before it (without the first class).
-    `left` holds the share that each class leaves. Return the index of m, the sum of the energies, and the sum of the energies
-    that are left.
+    The classes are those for the least multiplier m of `grid` (ascending) that keeps to `budget` bits. `left` holds, for each
+    class, the share of a group's energy that coding leaves as error. `gains` holds, for each class except the first, the share
+    that it removes in addition to the class before it. Return the index of m in `grid`, the sum of the energies, and the sum of
+    the energies that are left.
     """
     # A group gets the next class if its energy reaches m times the extra rate over the gain. The number of bits falls as m rises,
     # so that bisection finds the least m within the budget.
@@ -145,19 +156,19 @@ def _allocate(
 
 
 def shares() -> Float64s:
-    """Return the share of an energy that each class leaves."""
+    """Return, for each class, the share of a group's energy that coding leaves as error."""
     return np.array([_GAP * 4.0**-rate if rate else 1.0 for rate in LADDER])
 
 
 def _reach(rate: float) -> float:
-    """Return the last point of the rate's channel, in units of the root mean square."""
+    """Return the last point of the channel of `rate`, in units of the root mean square."""
     channel = CHANNELS[rate]
     return ((1 << channel.levels) - 1) / 2 * channel.step
 
 
 @kernel
 def _beyond(x: Floats, reach: float) -> float:
-    """Return the energy of the excess of values over `reach`, which no point of the channel can represent."""
+    """Return the sum of (|x| - reach)^2 over all values with |x| > reach, which no point of the channel can represent."""
     total = 0.0
     for i in range(x.size):
         excess = max(abs(np.float64(x[i])) - reach, 0.0)
@@ -166,7 +177,10 @@ def _beyond(x: Floats, reach: float) -> float:
 
 
 class Arranged(NamedTuple):
-    """The classes, the values of the groups sorted by class (without class 0), and m: the error that one more bit saves."""
+    """The classes of an array's groups, the values sorted by class, and m, the error that one more bit saves.
+
+    Values of class 0 are omitted.
+    """
 
     classes: EnergyClasses
     values: Floats
@@ -174,7 +188,7 @@ class Arranged(NamedTuple):
 
 
 def arrange(x: Floats, mean_square: float, rate: float) -> Arranged | None:
-    """Sort 1-D `x`, which is finite and not all zeros, into classes. Return None if the gain is small."""
+    """Return the values of 1-D `x`, finite and not all zeros, sorted into classes. Return None if classes gain little."""
     x = readonly(x)
     count = -(-x.size // GROUP)
     taps, y = np.empty(-(-x.size // CHUNK), np.bool_), np.empty(count * GROUP, np.float32)
@@ -200,18 +214,18 @@ def _counts(ids: Bytes) -> Int64s:
 
 
 def _starts(counts: Int64s) -> Int64s:
-    """Return the offset of each class among the values of all classes; class 0 has no values."""
+    """Return the offset of each class among the values sorted by class. Class 0 has no values."""
     return np.concatenate([[0, 0], np.cumsum(counts[1:-1])]) * GROUP
 
 
 def sizes(ids: Bytes) -> list[int]:
-    """Return the number of values of each class except class 0."""
+    """Return the number of values of each class, without class 0."""
     return [int(count) * GROUP for count in _counts(ids)[1:]]
 
 
 @kernel
 def _sort(y: Floats, ids: Bytes, starts: Int64s, z: Floats) -> None:
-    """Append each group to its class."""
+    """Copy the values of each group to `z`, after those of earlier groups of the same class."""
     for g in range(ids.size):
         if ids[g]:
             at = starts[ids[g]]
@@ -222,7 +236,7 @@ def _sort(y: Floats, ids: Bytes, starts: Int64s, z: Floats) -> None:
 
 @kernel
 def _restore(z: Floats, ids: Bytes, starts: Int64s, taps: Flags, y: Floats, out: Floats) -> None:
-    """Write the inverse of _sort to `y`, with zeros for class 0, and then the inverse of the order of `taps` to `out`."""
+    """Undo _sort, which fills `y` (with zeros for class 0), and then undo the order of taps, which fills `out`."""
     for g in range(ids.size):
         at = starts[ids[g]]
         if ids[g]:
@@ -239,6 +253,6 @@ def _restore(z: Floats, ids: Bytes, starts: Int64s, taps: Flags, y: Floats, out:
 
 
 def restore(z: Floats, classes: EnergyClasses, out: Floats) -> None:
-    """Overwrite 1-D `out`: the inverse of `arrange`."""
+    """Overwrite 1-D `out` with the values `z` in their original order. This is the inverse of `arrange`."""
     y = np.empty(classes.ids.size * GROUP, np.float32)
     _restore(z, classes.ids, _starts(_counts(classes.ids)), classes.taps, y, out)

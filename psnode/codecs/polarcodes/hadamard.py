@@ -1,12 +1,12 @@
-"""The randomised Hadamard rotation, which makes the values of any vector nearly Gaussian, of equal variance.
+"""The randomised Hadamard rotation U, which makes the values of any vector nearly Gaussian, of equal variance.
 
 U x = H S x / sqrt(m), with random signs S and the Hadamard matrix H of order m = 2^k. For another m, 2^k < m < 2^(k + 1), the
 first 2^k values are rotated in this way, and then the last 2^k values, with other signs. U is orthogonal: ||U x|| = ||x||.
 
-If q is any reproduction of y = U x, the factor c = ||y||^2 / <y, q> makes the component of c U^-1 q along x equal to x. The
-components orthogonal to x would cancel on average if U were uniformly distributed among rotations. They cancel exactly if all
-values of x have the same magnitude, and nearly if many values contribute. For x = (2, 1, 0, ...), y has only two magnitudes, and
-x is decoded as (1.96, 1.08) on average at one bit per value.
+Let q be any reproduction of y = U x. The factor c = ||y||^2 / <y, q> makes the component of c U^-1 q along x equal to x. The
+components orthogonal to x would cancel on average if U were uniformly distributed among rotations. With this U they cancel
+exactly if all values of x have the same magnitude, and nearly if many values contribute. For x = (2, 1, 0, ...), y has only two
+magnitudes, and x is decoded as (1.96, 1.08) on average at one bit per value.
 
 Source: Vargaftik et al., "DRIVE: one-bit distributed mean estimation", NeurIPS 2021; EDEN, ICML 2022.
 """
@@ -27,7 +27,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 @kernel
 def _hadamard(v: Floats) -> None:
-    """Overwrite `v`, of 2^k values, with H v."""
+    """Overwrite `v`, of 2^k values, with H v, where H is the Hadamard matrix."""
     half = 1
     while half < v.size:
         if half < 16:
@@ -55,7 +55,7 @@ def _flip(v: Floats, words: Masks, first: int) -> None:
 
 @inlined
 def _order(size: int) -> int:
-    """Return the largest power of two that is not above `size`."""
+    """Return the largest power of two that is at most `size`."""
     order = 1
     while 2 * order <= size:
         order *= 2
@@ -104,12 +104,12 @@ def _signs(key: Words, start: int, size: int) -> Masks:
 
 
 def rotated(x: Floats, size: float, key: Words, start: int) -> Floats:
-    """Return U x / size. The first value of `x` is value `start` of the whole vector."""
+    """Return U x / size as a new array. The first value of `x` is value `start` of the whole vector."""
     y = (x / size).astype(np.float32)
     _forward(y, _signs(key, start, x.size))
     return y
 
 
 def restore(q: Floats, scale: float, key: Words, start: int) -> None:
-    """Overwrite `q` with scale U^-1 q, limited to the largest float32."""
+    """Overwrite `q` with scale U^-1 q, limited to the range of float32."""
     _backward(q, _signs(key, start, q.size), float(scale))

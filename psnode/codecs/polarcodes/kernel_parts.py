@@ -1,7 +1,7 @@
 """Parts of the polar code's kernels, which compile in parallel: each part runs without the kernels of the other parts.
 
-Compiling the kernels takes some thirty seconds of processor time. A reader is run on words that are not a code, so that it needs
-no writer.
+Compiling the kernels takes some thirty seconds of processor time. The reading part reads words that no writer has made, so that
+it does not need the kernels of a writer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _KEY = readonly(np.zeros(2, np.uint64))
 
 
 def _values(size: int) -> Floats:
-    """Return values whose scale varies, with outliers."""
+    """Return test values with varying scale and with outliers."""
     values = np.random.default_rng(0).standard_normal(size).astype(np.float32)
     values *= np.geomspace(1, 1e-4, size, dtype=np.float32)
     values[::2048] *= 32
@@ -31,7 +31,7 @@ def _values(size: int) -> Floats:
 
 
 def classes() -> None:
-    """Sort groups of values by their energy, and write and read their classes."""
+    """Run the kernels that sort groups of values by their energy, and write and read their classes."""
     values = _values(_SIZE)
     size = root_mean_square(values)
     arranged = energy_groups.arrange(values, size * size, _RATE)
@@ -44,7 +44,7 @@ def classes() -> None:
 
 
 def corrections() -> None:
-    """Write, read and add outliers."""
+    """Run the kernels that write, read and add the corrections of outliers."""
     values, found, memory = _values(_SIZE), np.zeros(_SIZE, np.float32), np.zeros(_SIZE, np.uint8)
     end = outliers.write(values, found, 1e-2, memory)
     places, errors, _ = outliers.read(readonly(memory[:end]), _SIZE)
@@ -53,13 +53,13 @@ def corrections() -> None:
 
 
 def writing() -> None:
-    """Write a stream."""
+    """Run the kernels that write a stream."""
     blocks, decoded = list(superblocks(_SMALL, energy_groups.LONGEST, _RATE)), np.zeros(_SMALL, np.float32)
     body.code(_values(_SMALL), blocks, False, _KEY, decoded, capped=True)
 
 
 def reading() -> None:
-    """Read a stream of zeros."""
+    """Run the kernels that read a stream, on a stream of zeros."""
     blocks = list(superblocks(_SMALL, energy_groups.LONGEST, _RATE))
     found = stream.extent(blocks, [True] * len(blocks))
     scales = np.ones(sum(block.scales for block in blocks), np.float32)

@@ -1,9 +1,9 @@
-"""Values far from their decoded values. Each is corrected separately, by its place and a byte.
+"""Values far from their decoded values. Each is corrected separately, by an index and a byte.
 
 Gradients have heavier tails than the prior of any group, and the points of the code end three standard deviations from 0. An
-error r costs r^2. If a bit spent elsewhere saves m, the roughly 18 bits for a place and a byte are worth their cost if
-r^2 > 18 m. The byte is the sign and k, with |r| between T 2^(k / 8) and T 2^((k + 1) / 8); the geometric mean of both limits is
-added.
+error r of a value costs r^2. Correcting it takes roughly 18 bits for an index and a byte. If a bit spent elsewhere saves an
+error of m, the correction is worth its cost if r^2 > 18 m. The byte holds the sign of r and a number k, with |r| between T 2^(k
+/ 8) and T 2^((k + 1) / 8), where T is the least error that is corrected. The geometric mean of both limits is added.
 
     uint32 length, then float32 T and selection.indices, or nothing if no value is corrected; zeros to a multiple of 4 bytes
     uint8 sign 128 + k of each corrected value; zeros to a multiple of 4 bytes
@@ -58,7 +58,7 @@ def max_nbytes(size: int) -> int:
 
 
 def write(x: Floats, y: Floats, multiplier: float, body: Bytes) -> int:
-    """Write the corrections from `y` to `x` where they differ most. Return the number of bytes written. `multiplier` is m."""
+    """Write the corrections that lead from `y` to `x` where both differ most. Return the number of bytes. `multiplier` is m."""
     limit = np.float32(min(np.sqrt(_WORTH * multiplier), _LARGEST / 4))
     limit = max(limit, np.finfo(np.float32).smallest_normal)
     limit, count = _affordable(x, y, limit)
@@ -77,7 +77,10 @@ def write(x: Floats, y: Floats, multiplier: float, body: Bytes) -> int:
 
 
 def _affordable(x: Floats, y: Floats, limit: np.float32) -> tuple[np.float32, int]:
-    """Return `limit`, or about the least limit above it that few enough errors exceed, and the number of these errors."""
+    """Return the least error to correct, and the number of errors that exceed it.
+
+    This error is `limit` or, if too many errors exceed `limit`, about the least larger number that few enough exceed.
+    """
     most, least = x.size // _SHARE, limit
     while (count := _count(x, y, float(limit))) > most:
         limit *= np.float32(2)
@@ -90,7 +93,7 @@ def _affordable(x: Floats, y: Floats, limit: np.float32) -> tuple[np.float32, in
 
 
 def read(body: Bytes, size: int) -> tuple[Words32, npt.NDArray[np.float64], Bytes]:
-    """Return the places of corrected values among `size`, the numbers to add, and the rest of `body`. Raise PayloadError."""
+    """Return the indices of the corrected values among `size`, the numbers to add, and the rest of `body`. Raise PayloadError."""
     side, rest = read_section(body)
     if not side.size:
         return np.empty(0, np.uint32), np.empty(0), rest
@@ -107,5 +110,5 @@ def read(body: Bytes, size: int) -> tuple[Words32, npt.NDArray[np.float64], Byte
 
 
 def add(places: Words32, errors: npt.NDArray[np.float64], out: Floats) -> None:
-    """Add the errors at their places, limited to the largest float32."""
+    """Add `errors` to the values of `out` at the indices `places`, limited to the range of float32."""
     out[places] = np.clip(out[places] + errors, -_LARGEST, _LARGEST).astype(np.float32)

@@ -1,10 +1,12 @@
 """32 parallel binary range coders, one per lane, whose 16-bit words make one stream.
 
-A lane's bit u has the LLR l of its prior. The coder codes e, which is 1 if u is the less likely value; its probability q(|l|), in
-units of 2^-14, comes from a table. With range r, r1 = floor(r / 2^14) q: e = 1 takes the upper r1 of the interval, e = 0 the
-rest. A lane whose range falls below 2^16 takes 16 bits. The reader takes the next word of the stream. The writer takes a place in
-the stream for the word that will be known when the lane has taken two more places. Both sides therefore see the words in the same
-order. Before the first bit, every lane takes two words.
+Let l be the LLR of the prior of a lane's bit u. The coder codes e, which is 1 if u is the less likely value. The probability
+q(|l|) of e = 1, in units of 2^-14, comes from a table. In an interval of range r, e = 1 takes the upper part, of range floor(r
+/ 2^14) q, and e = 0 takes the rest.
+
+A lane whose range falls below 2^16 takes 16 bits. The reader then takes the next word of the stream. The writer reserves the
+next position in the stream for a word of this lane, which is known only when the lane has reserved two more positions. Both
+sides therefore use the words in the same order. Before the first bit, every lane takes two words.
 
 Source: Martin, "Range encoding: an algorithm for removing redundancy from a digitised message", 1979.
 """
@@ -27,7 +29,7 @@ STEPS = 64  # entries of the table of q: |l| in steps of 16 units
 
 @instructions
 def likely_of(llrs: Llrs, row: int, table: Words16, chances: Masks) -> np.uint32:
-    """Return the likelier bits of the row, and write the probability q of the other bits to `chances`. `table`: 64 uint16."""
+    """Return the likelier bits of the row, and write the probabilities q of the other bits to `chances`. `table`: 64 uint16."""
     values = load_row(llrs, row)
     limited = minimum(absolute(values).view(np.uint16) >> 4, STEPS - 1)
     store_row(chances, 0, pick(table, limited, STEPS).astype(np.uint32))
@@ -35,17 +37,20 @@ def likely_of(llrs: Llrs, row: int, table: Words16, chances: Masks) -> np.uint32
 
 
 def split(state: Any, chances: Any, used: Any) -> tuple[Any, Any, Any]:
-    """Return row 0 of a state, and the two parts of the ranges in row 1. The upper part is empty in lanes not `used`."""
+    """Return row 0 of a state, and the two parts, upper and lower, of the ranges in row 1.
+
+    The upper part is empty in lanes that are not `used`.
+    """
     value, ranges, q = load_row(state, 0), load_row(state, 1), load_row(chances, 0)
     upper = select(unpacked(used), (ranges >> PRECISION) * q, 0)
     return value, upper, ranges - upper
 
 
 def narrow(ranges: Any) -> Any:
-    """Return the mask of the lanes whose range is below 2^16, so that they write or read the next 16-bit word."""
+    """Return the mask of the lanes whose range is below 2^16. These lanes write or read the next 16-bit word."""
     return ranges < (1 << 16)
 
 
 def widened(empty: Any, values: Any) -> Any:
-    """Return the values, multiplied by 2^16 in the lanes `empty`."""
+    """Return the values, which are multiplied by 2^16 in the lanes `empty`."""
     return select(empty, values << 16, values)

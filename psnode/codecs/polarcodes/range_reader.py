@@ -1,4 +1,4 @@
-"""The reading half of the range coder."""
+"""The reading half of the range coder (psnode.codecs.polarcodes.range_coder)."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ Places = npt.NDArray[np.int64]
 class WordReader(NamedTuple):
     """The state of a reader.
 
-    `state`: a row of codes and a row of ranges. `place`: the number of words taken so far (including words past the end), and the
-    number of all words. `words`: the words.
+    `state`: a row of codes and a row of ranges. `place`: the number of words taken so far (including words past the end), and
+    the number of all words. `words`: all words, followed by zeros.
     """
 
     state: Masks
@@ -33,9 +33,10 @@ class WordReader(NamedTuple):
 
 @instructions
 def get_row(state: Masks, chances: Masks, words: Words16, place: int, used: np.uint32) -> np.uint64:
-    """Decode one bit per lane. Return the less likely values in bits 32..63, and the lanes that take a word in bits 0..31.
+    """Decode one bit per lane. Return a mask of the bits that are the less likely ones, and a mask of lanes that take a word.
 
-    If the processor can move lanes (see `moves`), those lanes have already got their word.
+    The first mask is in bits 32..63 of the result, the second in bits 0..31. If the processor can move lanes (see `moves`), the
+    lanes of the second mask have already received their word.
     """
     code, upper, lower = split(state, chances, used)
     chosen = code >= lower
@@ -51,7 +52,7 @@ def get_row(state: Masks, chances: Masks, words: Words16, place: int, used: np.u
 
 
 def reader(words: Words16, lanes: int) -> WordReader:
-    """Return a reader of `words`, of which there are at least 2 * lanes."""
+    """Return a reader of `words`, which must be at least 2 * lanes words."""
     state = np.zeros(2 * LANES, np.uint32)
     state[LANES:] = 0xFFFFFFFF
     state[:lanes] = (words[: 2 * lanes : 2].astype(np.uint32) << np.uint32(16)) | words[1 : 2 * lanes : 2]
@@ -60,7 +61,7 @@ def reader(words: Words16, lanes: int) -> WordReader:
 
 @inlined
 def read_row(state: Masks, place: Places, words: Words16, chances: Masks, used: np.uint64) -> np.uint32:
-    """Decode one bit of each lane. Return the mask of the lanes whose bit is the less likely one."""
+    """Decode one bit of each lane. Return the mask of the lanes whose bit has the less likely value."""
     found = get_row(state, chances, words, min(place[0], place[1]), np.uint32(used))
     empty = found & np.uint64(0xFFFFFFFF)
     if MOVES_LANES:

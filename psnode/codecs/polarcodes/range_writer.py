@@ -1,8 +1,7 @@
-"""The writing half of the range coder: words go to the places in the stream that were taken for them.
+"""The writing half of the range coder. Each word goes to the position in the stream that its lane has reserved for it.
 
-A lane's last word may still be increased by a carry, so that the word waits until the next word is known. A carry into earlier
-words is rare. `places` makes the earlier words accessible, because it stores, for every word, the place of the lane's previous
-word.
+A carry may still increase the last word of a lane, so that this word waits until the next word of the lane is known. A carry
+into earlier words is rare. To find these words, `places` stores, for every word, the position of the same lane's previous word.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _LOG = 512  # finished words, followed by their lanes, plus 32 for a carry
 
 
 class Writer(NamedTuple):
-    """State, places, log, and memory for the maximum number of words."""
+    """The state of a writer: lanes, positions, log, and memory for the maximum number of words."""
 
     state: Masks
     places: Places
@@ -47,7 +46,7 @@ class Writer(NamedTuple):
 
 @instructions
 def put_row(state: Masks, chances: Masks, unlikely: np.uint32, used: np.uint32) -> np.uint32:
-    """Code one bit per lane. Return the lanes that take a word."""
+    """Code one bit per lane. Return the mask of the lanes that take a word."""
     low, upper, lower = split(state, chances, used)
     chosen = unpacked(unlikely)
     moved = low + select(chosen, lower, 0)
@@ -65,7 +64,7 @@ def put_row(state: Masks, chances: Masks, unlikely: np.uint32, used: np.uint32) 
 def note_row(state: Masks, empty: np.uint32, log: Words16, count: int) -> None:
     """Append the finished words of the lanes `empty` to the log, which has `count` words and room for 32 more.
 
-    Nothing is done if the processor cannot move lanes.
+    If the processor cannot move lanes, nothing is appended.
     """
     if moves():
         done = load_row(state, _DONE)
@@ -88,7 +87,7 @@ def writer(words: Words16, lanes: int) -> Writer:
 
 @inlined
 def _carry(words: Words16, places: Places, place: int) -> None:
-    """Add 1 to the word at `place`, and to the lane's previous words for as long as they overflow."""
+    """Add 1 to the word at position `place`. If it overflows, add 1 to the lane's previous word, and so on."""
     while place >= 0:
         words[place] += np.uint16(1)
         if words[place]:
@@ -98,7 +97,7 @@ def _carry(words: Words16, places: Places, place: int) -> None:
 
 @inlined
 def _settle(words: Words16, places: Places, lane: Whole, done: Whole, carry: Whole) -> None:
-    """Write a lane's finished word to its place, and propagate a carry to the words before it."""
+    """Write a lane's finished word to its position, and propagate a carry to the words before it."""
     place = places[_LAST + lane]
     if place >= 0:
         words[place] = np.uint16(done)
@@ -108,7 +107,7 @@ def _settle(words: Words16, places: Places, lane: Whole, done: Whole, carry: Who
 
 @inlined
 def _take(places: Places, lane: Whole, new: Whole) -> None:
-    """Record place number `new`, which the lane has just taken."""
+    """Record that the lane has just reserved position `new` of the stream."""
     place = places[_NEXT + lane]
     places[_BEFORE + place] = places[_LAST + lane]
     places[_LAST + lane], places[_NEXT + lane], places[_AFTER + lane] = place, places[_AFTER + lane], new
@@ -116,7 +115,7 @@ def _take(places: Places, lane: Whole, new: Whole) -> None:
 
 @kernel
 def _drain(places: Places, log: Words16, words: Words16) -> None:
-    """Write the words of the log to their places."""
+    """Write the words of the log to their positions."""
     count = places[1]
     for k in range(count):
         lane = np.int64(log[_LOG + k])
@@ -129,7 +128,7 @@ def _drain(places: Places, log: Words16, words: Words16) -> None:
 def write_row(
     state: Masks, places: Places, log: Words16, words: Words16, chances: Masks, unlikely: np.uint32, used: np.uint64
 ) -> None:
-    """Code one bit in each of the lanes `used`."""
+    """Code one bit in each of the lanes `used`, and write finished words."""
     empty = np.uint64(put_row(state, chances, unlikely & np.uint32(used), np.uint32(used)))
     if MOVES_LANES:
         note_row(state, np.uint32(empty), log, places[1])
@@ -150,7 +149,7 @@ def write_row(
 
 @inlined
 def finish_writing(writer: Writer, lanes: int) -> int:
-    """End the stream. Return the number of words. The code of each lane is the least multiple of 2^16 in its interval."""
+    """End the stream and return its number of words. The final code of a lane is the least multiple of 2^16 in its interval."""
     state, places, log, words = writer
     _drain(places, log, words)
     for lane in range(lanes):

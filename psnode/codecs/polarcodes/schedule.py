@@ -1,9 +1,9 @@
-"""The steps of successive cancellation for one level of a code, as a list in order, without the subtrees that need no steps.
+"""The ordered list of the steps of successive cancellation for one level of a code. Subtrees that need no steps are omitted.
 
-Node (s, n) of the tree covers the n bits from s on. Its LLRs are rows n..2n-1, and the sums of its bits are bits[s:s+n]. Three
-kinds of subtrees are processed in one step, which changes no probability: subtrees without a free bit, without a frozen bit, or
-with a single free bit at their end (a repetition). In a flat subtree, every value is nearly a fair coin given the values before
-it, and its prior is left out.
+Node (s, n) of the tree covers the n bits from bit s on. Its LLRs are rows n..2n-1, and the sums of its bits are bits[s:s+n].
+Three kinds of subtrees are processed in one step each: subtrees without a free bit, without a frozen bit, or with a single free
+bit at their end (a repetition). This changes no probability. In a flat subtree, every bit is nearly a fair coin given the bits
+before it, and its prior is not computed.
 
 Source: Alamdar-Yazdi, Kschischang, "A simplified successive-cancellation decoder for polar codes", IEEE Comm. Letters 2011.
 """
@@ -26,8 +26,8 @@ _POSTERIOR_ONLY = (F_POST, G_POST)
 class Schedule(NamedTuple):
     """The steps of a level, and the number of rows that they use.
 
-    `encode` and `decode` have shape (k, 3): kind, n and s of each step. `raw` and `coded` count rows of bits, `drawn` random
-    words. `flat` is true if the whole level is flat.
+    `encode` and `decode` have shape (k, 3): kind, n and s of each step. `raw` and `coded` are the numbers of rows of raw and of
+    coded bits, and `drawn` is the number of random words. `flat` is True if the whole level is flat.
     """
 
     encode: Steps
@@ -39,7 +39,7 @@ class Schedule(NamedTuple):
 
 
 def schedule(frozen: Bools, flat: Bools) -> Schedule:
-    """Return the steps of a level from the masks of its `frozen` and `flat` bits."""
+    """Return the schedule of a level, given the masks of its `frozen` and `flat` bits."""
     size = frozen.size
     choices = np.concatenate([[0], np.cumsum(~frozen)])
     bends = np.concatenate([[0], np.cumsum(~flat)])
@@ -73,7 +73,7 @@ def schedule(frozen: Bools, flat: Bools) -> Schedule:
 def _down(
     choices: npt.NDArray[np.int64], bends: npt.NDArray[np.int64], s: int, n: int, right: bool
 ) -> list[tuple[int, int, int]]:
-    """Return the steps from node (s, n) to a child, which compute the LLRs that the child needs."""
+    """Return the steps from node (s, n) to one of its children. They compute the LLRs that this child needs."""
     half = n // 2
     first = s + half if right else s
     steps = []

@@ -1,4 +1,4 @@
-"""The designs that this process has used, in a few arrays, so that one kernel finds the designs of any superblock."""
+"""The designs that this process has used, joined into a few arrays so that one kernel can use the design of any superblock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from psnode.codecs.polarcodes.blocks import Shelf
 
 
 class Shelved(NamedTuple):
-    """The place of a design among the levels, its number of levels, and the rows of raw and of coded bits that they take."""
+    """The position of a design on the shelf: its first level, its number of levels, and its rows of raw and of coded bits."""
 
     first: int
     levels: int
@@ -27,13 +27,13 @@ _shelf = Shelf(np.empty((0, 3), np.int64), np.empty((0, 9), np.int64), np.empty(
 
 
 def place_of(rate: float, log_length: int) -> Shelved:
-    """Return the place of the design on the shelf. Put the design on the shelf first if necessary."""
+    """Return the position of a design on the shelf. If the design is not there yet, it is added first."""
     found = _places.get((rate, log_length))
     return _put(rate, log_length) if found is None else found
 
 
 def shelf() -> Shelf:
-    """Return all designs whose places have been requested."""
+    """Return all designs that place_of has added."""
     return _shelf
 
 

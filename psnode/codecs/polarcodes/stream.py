@@ -1,4 +1,4 @@
-"""A vector as one stream: scales, raw bits, and the words of one coder for all superblocks."""
+"""A vector coded as one stream: scales, raw bits, and the words of one range coder for all superblocks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ _NONE = np.empty(0, np.float32)
 class Extent(NamedTuple):
     """Sizes of a stream that follow from its scales.
 
-    `raw` and `coded` count rows of bits, each multiplied by its number of lanes. `lanes` is the number of lanes of the coder.
+    `raw` and `coded` are the numbers of raw and of coded bits: a row of bits counts as its number of lanes. `lanes` is the
+    number of lanes of the coder.
     """
 
     raw: int
@@ -51,7 +52,7 @@ class Extent(NamedTuple):
 
 
 def extent(blocks: Sequence[Superblock], live: Sequence[bool]) -> Extent:
-    """Return the extent of the superblocks that are `live`, which have a nonzero scale."""
+    """Return the extent of the superblocks for which `live` is True. A superblock is live if it has a nonzero scale."""
     raw = coded = lanes = 0
     for block, alive in zip(blocks, live, strict=True):
         if alive:
@@ -63,21 +64,24 @@ def extent(blocks: Sequence[Superblock], live: Sequence[bool]) -> Extent:
 
 
 def allowed_words(found: Extent) -> int:
-    """Return the maximum number of words of a coder's stream. A writer that has used them up follows the prior."""
+    """Return the maximum number of words of a coder's stream.
+
+    Once a writer has used them up, it takes the bits likelier by the prior.
+    """
     return (found.coded + EXTRA * found.lanes + 15) // 16 + 4 * found.lanes if found.lanes else 0
 
 
 def aligned_rows(size: int, kind: type) -> Any:
-    """Return an array of `size` values of 2 bytes, aligned to 64 bytes, so that each row is one cache line."""
+    """Return an array of `size` values of 2 bytes, aligned to 64 bytes, so that each row of 32 values is one cache line."""
     memory = np.empty(2 * size + 64, np.uint8)
     start = -memory.ctypes.data % 64
     return memory[start : start + 2 * size].view(kind)
 
 
 def room_for(log_length: int, rows_of_llrs: int) -> tuple[Workspace, Shared]:
-    """Return scratch for superblocks with blocks of up to 2^log_length values.
+    """Return scratch memory for superblocks with blocks of up to 2^log_length values.
 
-    There are `rows_of_llrs` rows of LLRs for each row of values.
+    For each row of values it has `rows_of_llrs` rows of LLRs.
     """
     length = 1 << log_length
     cells, llrs = aligned_rows(LANES * length, np.uint16), aligned_rows(rows_of_llrs * LANES * length, np.int16)
@@ -92,7 +96,7 @@ def _constants() -> tuple[Any, Any]:
 
 
 def table_of(blocks: Sequence[Superblock]) -> Int64s:
-    """Return the superblocks as rows of the table that psnode.codecs.polarcodes.blocks uses; all are live."""
+    """Return the superblocks as rows of the table that psnode.codecs.polarcodes.blocks uses. All are marked as live."""
     rows = []
     for block in blocks:
         place = shelf.place_of(block.rate, block.log_length)
@@ -113,10 +117,13 @@ def write(
     *,
     capped: bool = False,
 ) -> tuple[int, int]:
-    """Code `x` (1-D): write `scales`, bits to `raw`, and `words`. Return the numbers of uint32 and of words, or NOT_FINITE.
+    """Code `x` (1-D): write `scales`, bits to `raw`, and `words`.
 
-    `scales`, `raw` and `decoded` must be zeros, and `raw` one uint32 longer than its bits. `rotated`: pieces with their own scale
-    are rotated first. `decoded` is overwritten with the decoded values, unless rotated. `capped`: see write_blocks.
+    Return the number of uint32 in `raw` and of words, or NOT_FINITE.
+
+    `scales`, `raw` and `decoded` must hold zeros, and `raw` must be one uint32 longer than its bits. If `rotated`, each piece
+    of values that share a scale is rotated first. `decoded` is overwritten with the decoded values, unless the values are
+    rotated. `capped`: see write_blocks.
     """
     table, x = table_of(blocks), readonly(x)
     sizes = _sizes(x, table, scales.size)
@@ -136,7 +143,7 @@ def write(
 
 
 def _mark_live(table: Int64s, sizes: Float64s) -> Extent:
-    """Mark the superblocks that have a nonzero size, and return their extent."""
+    """Mark the superblocks in which a piece has a nonzero root mean square as live, and return their extent."""
     pieces = -((table[:, START] - table[:, STOP]) // SCALED)
     table[:, LIVE] = np.logical_or.reduceat(sizes > 0, np.cumsum(pieces) - pieces)
     live = table[table[:, LIVE] == 1]
@@ -144,13 +151,16 @@ def _mark_live(table: Int64s, sizes: Float64s) -> Extent:
 
 
 def _pieces(table: Int64s) -> list[slice]:
-    """Return the slices of values that share a scale."""
+    """Return the slices of the vector whose values share a scale."""
     spans = table[:, [START, STOP]].tolist()
     return [slice(at, min(at + SCALED, stop)) for start, stop in spans for at in range(start, stop, SCALED)]
 
 
 def _sizes(x: Floats, table: Int64s, count: int) -> Float64s | None:
-    """Return the root mean squares of the values with their own scale, 0 if below 2^-100, or None if a value is not finite."""
+    """Return the root mean square of each piece of values that share a scale, or None if a value is not finite.
+
+    A root mean square below 2^-100 is returned as 0.
+    """
     sizes = np.empty(count)
     measure(x, table, np.empty(_SCRATCH, np.float32), sizes)
     if sizes.min(initial=0) < 0:
@@ -162,7 +172,10 @@ def _sizes(x: Floats, table: Int64s, count: int) -> Float64s | None:
 
 
 def _turned(x: Floats, table: Int64s, sizes: Float64s, key: Words) -> tuple[Floats, Float64s]:
-    """Return the values divided by their root mean squares and rotated (zeros if the root is 0), and their energies."""
+    """Return each piece divided by its root mean square and rotated, and the energies of the pieces.
+
+    A piece whose root mean square is 0 becomes zeros.
+    """
     turned, energies = np.zeros_like(x), np.zeros_like(sizes)
     for number, (piece, size) in enumerate(zip(_pieces(table), sizes.tolist(), strict=True)):
         if size:
@@ -180,9 +193,9 @@ def read(
     words: Words16,
     out: Floats,
 ) -> bool:
-    """Overwrite `out` (1-D). Return True if the stream ended correctly.
+    """Overwrite `out` (1-D) with the decoded values. Return True if the stream ended correctly.
 
-    `words` has the length that `extent` gives; `raw` is longer than its bits.
+    `words` must have a length that agrees with `extent`, and `raw` must be longer than its bits.
     """
     live = live_ones(blocks, scales)
     found = extent(blocks, live)
@@ -203,7 +216,7 @@ def read(
 
 
 def live_ones(blocks: Sequence[Superblock], scales: Floats) -> list[bool]:
-    """Return whether each superblock has a nonzero scale."""
+    """Return, for each superblock, True if it has a nonzero scale."""
     live, first = [], 0
     for block in blocks:
         live.append(bool(scales[first : first + block.scales].any()))

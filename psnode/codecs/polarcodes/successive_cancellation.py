@@ -1,7 +1,8 @@
-"""Successive cancellation of 32 blocks in parallel, along a schedule: the writer's, with two trees, and the reader's, with one.
+"""Successive cancellation of 32 blocks in parallel, along a schedule. The writer uses two trees of LLRs, and the reader one.
 
-The posterior tree depends on the values to be coded; the prior tree does not. Frozen bits are drawn at random. A free bit takes
-the value that is likelier given the values to code. It is coded with its prior, or raw if the prior is flat.
+The posterior tree, which only the writer has, depends on the values to be coded. The prior tree does not. Frozen bits are drawn
+at random. A free bit takes the value that is likelier given the values to be coded. It is coded with its prior, or sent raw if
+the prior is flat.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ SAMPLES = 4096  # of the logistic distribution; a row of 32 samples begins at a 
 class Shared(NamedTuple):
     """Data that writer and reader share: random words of a level, samples of the logistic distribution, and the coder's table.
 
-    `chances`: scratch, 32 uint32.
+    `chances`: scratch memory, 32 uint32.
     """
 
     noise: Masks
@@ -39,13 +40,13 @@ class Shared(NamedTuple):
 
 @inlined
 def first_of(word: np.uint32) -> int:
-    """Return the random offset of a row of samples."""
+    """Return the offset, taken from the random `word`, at which a row of samples begins."""
     return np.int64(word & np.uint32(SAMPLES - 1))  # type: ignore[return-value]
 
 
 @inlined
 def _descend(kind: int, n: int, s: int, root: int, llrs: Llrs, bits: Masks) -> None:
-    """Process one step: from a node to a child in the tree whose LLRs begin at row `root`, or join the bits of two children."""
+    """Process one step: compute a child's LLRs in the tree whose LLRs begin at row `root`, or join the bits of two children."""
     half = n >> 1
     if kind < _G_POST:
         for i in range(root, root + half):
@@ -60,9 +61,9 @@ def _descend(kind: int, n: int, s: int, root: int, llrs: Llrs, bits: Masks) -> N
 
 @inlined
 def _draw(is_flat: bool, n: int, s: int, row: int, llrs: Llrs, bits: Masks, noise: Masks, drawn: int, samples: Llrs) -> None:
-    """Draw frozen bits, or the coset of a repetition.
+    """Draw the frozen bits of a subtree, or the random bits of a repetition.
 
-    They are drawn from their prior, whose LLRs begin at `row`, or as fair coins if the prior is flat.
+    If `is_flat`, the bits are fair coins. Otherwise they are drawn from their prior, whose LLRs begin at `row`.
     """
     if is_flat:
         for i in range(n):
@@ -74,7 +75,7 @@ def _draw(is_flat: bool, n: int, s: int, row: int, llrs: Llrs, bits: Masks, nois
 
 @inlined
 def _gather(root: int, n: int, s: int, llrs: Llrs, bits: Masks) -> None:
-    """Write to row `root` the LLRs of the single free bit of a repetition, given its coset."""
+    """Write the LLRs of the single free bit of a repetition to row `root`, given the bits that were drawn for it."""
     for j in range(LANES * root, LANES * (root + 1)):
         llrs[j] = np.int16(0)
     for i in range(n):
@@ -96,12 +97,12 @@ def encode_level(
     left: int,
     allowed: int,
 ) -> int:
-    """Decide bits[:N] of a level by the steps first..last-1. Return the rows still to be coded, weighted with their lanes.
+    """Choose bits[:N] of a level by the steps first..last-1. Return the number of bits that are still to be coded.
 
-    The LLRs given the values are in rows N..2N-1 of `llrs`; the LLRs of the prior are in the same rows after row `prior`. The
-    last entry of `bits` is scratch. Raw rows are written to `raw`, and coded rows to the stream. `left` is the number of rows to
-    be coded, weighted with their lanes. Once 16 bits per word plus `left` exceed `allowed`, bits take the likelier value of the
-    prior.
+    The LLRs given the values are in rows N..2N-1 of `llrs`. The LLRs of the prior are in the same rows after row `prior`. The
+    last entry of `bits` is scratch. Raw rows are written to `raw`, and coded rows to the stream. `left` is the number of bits
+    still to be coded in all lanes. Once 16 bits per word plus `left` exceed `allowed`, bits take the value that is likelier by
+    the prior.
     """
     used = np.uint64((1 << lanes) - 1)
     noise, samples, table, chances = shared  # unpacked once, because each access would count references
@@ -148,7 +149,7 @@ def encode_level(
 def decode_level(
     steps: Steps, first: int, last: int, llrs: Llrs, bits: Masks, shared: Shared, reader: WordReader, raw: Masks, lanes: int
 ) -> None:
-    """Overwrite bits[:N] of a level. The LLRs of its prior are in rows N..2N-1 of `llrs`, its raw rows in `raw`."""
+    """Overwrite bits[:N] of a level. The LLRs of its prior are in rows N..2N-1 of `llrs`, and its raw rows are in `raw`."""
     used = np.uint64((1 << lanes) - 1)
     noise, samples, table, chances = shared
     state, taken, words = reader

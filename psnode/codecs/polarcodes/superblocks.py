@@ -1,9 +1,9 @@
 """Division of a vector of any length into superblocks: up to 32 blocks of 2^k values, which are coded in parallel.
 
-As long as 32 blocks of the longest allowed length fit, they are used. Then 32 blocks of each shorter length down to 2^10 are used
-if they fit; then fewer than 32 blocks of 2^10, as many as fit; then one block each of 2^9, 2^8, 2^7 and 2^6, if it fits. A
-remainder is padded with zeros to a block of 2^6. Value i of a superblock of m blocks belongs to block i mod m. Each 2^16
-neighbouring values of a superblock share a scale.
+As long as 32 blocks of the longest allowed length fit, they are used. Then 32 blocks of each shorter length down to 2^10
+follow, if they fit. Then fewer than 32 blocks of 2^10 follow, as many as fit, and one block each of 2^9, 2^8, 2^7 and 2^6, if
+it fits. Any remaining values are padded with zeros to a block of 2^6. Value i of a superblock of m blocks belongs to block i
+mod m. Every 2^16 neighbouring values of a superblock share a scale.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LEAST = 6
 
 
 class Superblock(NamedTuple):
-    """Values start..stop-1, in `lanes` blocks of 2^log_length values, at `rate` bits per value."""
+    """A superblock: values start..stop-1, in `lanes` blocks of 2^log_length values, at `rate` bits per value."""
 
     start: int
     stop: int
@@ -34,7 +34,7 @@ class Superblock(NamedTuple):
 
 
 def superblocks(size: int, longest: int, rate: float, start: int = 0) -> Iterator[Superblock]:
-    """Yield the superblocks of `size` values from `start` on, with blocks of at most 2^`longest` values."""
+    """Yield the superblocks of `size` values, the first of which is value `start`. Blocks have at most 2^`longest` values."""
     size += start
     for log_length in range(longest, _LEAST - 1, -1):
         if log_length >= _FEW:

@@ -1,7 +1,8 @@
 """Conversion of float32 to rows of cells of a channel, of cells to rows of LLRs, and of decisions back to float32.
 
-A cell is a uint16. Bits 0..9 are the cell of x, and bits 10 and up the bits of the levels decided so far, so that a cell is the
-index into the tables of the next level. The reader, which has no x, keeps only the decided bits.
+A cell is a uint16. Bits 0..9 are the number of the cell in which x lies. Bits 10 and up are the bits of the levels decided so
+far, so that a cell is an index into the tables of the next level. The reader, which does not know x, keeps only the decided
+bits.
 """
 
 from __future__ import annotations
@@ -32,19 +33,19 @@ def mark_row(cells: Cells, row: int, word: np.uint32, value: np.uint16) -> None:
 
 @instructions
 def prior_row(table: Llrs, cells: Cells, row: int, shift: np.uint16, llrs: Llrs, target: int) -> None:
-    """Write table[cells / 2^shift] of a row to row `target` of `llrs`. The table has 32 entries."""
+    """Write table[cells / 2^shift], for the cells of row `row`, to row `target` of `llrs`. The table has 32 entries."""
     store_row(llrs, target, pick(table, load_row(cells, row) >> spread(shift, LANES), LANES))
 
 
 @inlined
 def _limited(value: np.float32, least: np.float32, most: np.float32) -> np.float32:
-    """Return the nearest number from `least` to `most`. Numba takes longer to compile min and max."""
+    """Return the number from `least` to `most` that is nearest to `value`. With min and max, Numba would compile longer."""
     return least if value < least else (most if value > most else value)
 
 
 @inlined
 def _cell(value: np.float32) -> np.uint16:
-    """Return the cell of a value in units of cells. No sum of two floats is rounded."""
+    """Return the number of the cell that holds `value`, which is in units of cells. No sum of two floats is rounded."""
     inside = _limited(value, np.float32(-CELLS // 2), np.float32(CELLS // 2 - 0.5))
     whole = np.int32(inside)
     return np.uint16(whole - np.int32(np.float32(whole) > inside) + np.int32(CELLS // 2))
@@ -52,7 +53,10 @@ def _cell(value: np.float32) -> np.uint16:
 
 @inlined
 def cells_of(x: Floats, scale: float, cells: Cells, lanes: int) -> None:
-    """Write the cells of x / scale, `lanes` of each row of `cells`; the middle cell after the end of x, or if `scale` is 0."""
+    """Write the cells of x / scale to `lanes` entries of each row of `cells`.
+
+    After the end of x, and everywhere if `scale` is 0, the middle cell is written.
+    """
     wide()
     factor = np.float32(CELLS_PER_UNIT / scale) if scale > 0 else np.float32(0)
     for i in range(x.size):
@@ -69,7 +73,7 @@ def cells_of(x: Floats, scale: float, cells: Cells, lanes: int) -> None:
 
 @inlined
 def close_up(cells: Cells, lanes: int) -> None:
-    """Move the first `lanes` cells of every row together."""
+    """Move the first `lanes` cells of all rows together, so that no gaps remain between them."""
     if lanes < LANES:
         for row in range(1, cells.size // LANES):
             for j in range(lanes):
@@ -78,7 +82,7 @@ def close_up(cells: Cells, lanes: int) -> None:
 
 @inlined
 def look_up_llrs(table: Llrs, index: Cells, llrs: Llrs) -> None:
-    """Write table[index] of every row to the second half of `llrs`."""
+    """Write table[index] for every entry of `index` to the second half of `llrs`."""
     target = llrs[index.size :]
     for i in range(index.size):
         target[i] = table[index[i]]
@@ -86,7 +90,7 @@ def look_up_llrs(table: Llrs, index: Cells, llrs: Llrs) -> None:
 
 @kernel
 def look_up_priors(table: Llrs, index: Cells, shift: int, llrs: Llrs) -> None:
-    """Write table[index / 2^shift] of every row to the second half of `llrs`. The table has 32 entries."""
+    """Write table[index / 2^shift] for every row of `index` to the second half of `llrs`. The table has 32 entries."""
     rows = index.size // LANES
     bits = np.uint16(shift)
     for row in range(rows):
@@ -95,7 +99,7 @@ def look_up_priors(table: Llrs, index: Cells, shift: int, llrs: Llrs) -> None:
 
 @kernel
 def mark(cells: Cells, bits: Masks, shift: int) -> None:
-    """Set bit `shift` in every lane whose bit in `bits` is 1."""
+    """Set bit `shift` of the cells in every lane whose bit in `bits` is 1."""
     value = np.uint16(1 << shift)
     for row in range(cells.size // LANES):
         mark_row(cells, row, bits[row], value)
@@ -103,9 +107,9 @@ def mark(cells: Cells, bits: Masks, shift: int) -> None:
 
 @kernel
 def values_of(symbols: Cells, shift: int, count: int, half: np.float32, out: Floats) -> None:
-    """Write the value (2 (symbol / 2^shift) - (count - 1)) half of each symbol, rounded once and limited to the largest float32.
+    """Write the value (2 (symbol / 2^shift) - (count - 1)) half of each symbol to `out`.
 
-    There are `count` different symbols.
+    Values are rounded once and limited to the range of float32. There are `count` different symbols.
     """
     wide()
     offset = np.int32(count - 1)
@@ -119,11 +123,11 @@ def values_of(symbols: Cells, shift: int, count: int, half: np.float32, out: Flo
 def inner_products(
     x: Floats, scale: float, symbols: Cells, shift: int, count: int, lanes: int, sums: Floats, squares: Int32s
 ) -> tuple[float, float]:
-    """Return <x, y> / scale and <y, y> with y = 2 (symbol / 2^shift) - (count - 1).
+    """Return <x, y> / scale and <y, y>, where y = 2 (symbol / 2^shift) - (count - 1) for each symbol.
 
-    32 lanes are summed, and then added one after another; with fewer `lanes` than 32, there is one sequential sum. For at most
-    2^16 values, a lane's float32 sum has a relative error of a millionth, and the squares are exact. `sums` and `squares`:
-    scratch of 32.
+    The sums of 32 lanes are added one after another. With fewer `lanes` than 32, there is one sequential sum. For at most 2^16
+    values, the float32 sum of a lane has a relative error of a millionth, and the squares are exact. `sums` and `squares`:
+    scratch memory for 32 numbers each.
     """
     wide()
     offset, factor = np.int32(count - 1), np.float32(1 / scale)
@@ -151,7 +155,7 @@ def inner_products(
 
 @kernel
 def energy(x: Floats) -> float:
-    """Return <x, x>, summed in 32 lanes, which are then added one after another."""
+    """Return <x, x>. It is summed in 32 lanes, whose sums are then added one after another."""
     sums = np.zeros(LANES)
     full = x.size // LANES * LANES
     for start in range(0, full, LANES):

@@ -11,10 +11,10 @@ MOVES_LANES = operations.moves()  # a constant for Numba, which leaves out the b
 
 
 def load_row(array: Any, row: Any) -> Any:
-    """Return the lanes of row `row`."""
+    """Return the 32 lanes of row `row` of an array."""
     return operations.load(array, LANES * row, LANES)
 
 
 def store_row(array: Any, row: Any, value: Any) -> None:
-    """Write the lanes of row `row`."""
+    """Write 32 lanes to row `row` of an array."""
     operations.store(array, LANES * row, value)
