@@ -21,7 +21,10 @@ _NO_PROMISE = 0x4000 if platform.machine() in ("x86_64", "aarch64") else 0
 
 
 class Pages:
-    """A private mapping of `size` > 0 bytes: the array `raw`, initially zero. Deleting the object frees the memory."""
+    """A private mapping of `size` > 0 bytes: the array `raw`, initially zero. Deleting the object frees the memory.
+
+    Raises OSError if the system has no address space for the mapping or refuses it.
+    """
 
     def __init__(self, size: int) -> None:
         self._memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_PROMISE)

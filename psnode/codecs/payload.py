@@ -1,4 +1,15 @@
-"""Payload: the bytes that encode returns. They hold everything that decode needs, and traffic is counted in these bytes."""
+"""Payload: the bytes that encode returns. They hold everything that decode needs, and traffic is counted in these bytes.
+
+    offset  bytes  field            little-endian
+         0      1  format           1
+         1      1  stages n         1..5
+         2      1  dimensions m     0..8
+         3      5  stage numbers    in the order of the spec string; unused bytes are 0
+         8    4*m  dimensions       uint32 each; their product, zeros counted as ones, is at most 2**28
+    8 + 4m         body             in the codec's format; empty if the array is empty
+
+The length of the header is a multiple of 4 bytes, so that float32 values at the start of the body are aligned.
+"""
 
 from __future__ import annotations
 

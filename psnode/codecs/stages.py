@@ -26,7 +26,10 @@ def padded(nbytes: int) -> int:
 
 
 def write_section(body: Bytes, side_nbytes: int) -> int:
-    """Complete a section whose content, `side_nbytes` long, is already in body[4:]; return the offset of the section's end."""
+    """Complete a section whose content, `side_nbytes` long, is already in body[4:]; return the offset of the section's end.
+
+    A section is a uint32 length, the content, and zeros up to a multiple of 4 bytes.
+    """
     body[:4].view(np.uint32)[0] = side_nbytes
     end = 4 + padded(side_nbytes)
     body[4 + side_nbytes : end] = 0

@@ -84,7 +84,10 @@ class Tbq(Quantiser):
         return _SIDE + used
 
     def _thresholds(self, x: Floats, parts: PartTable, side: Bytes) -> tuple[np.float32, np.float32]:
-        """Write tau to `side`; return tau and the least magnitude that is sent, which is NaN if `x` or a part is not finite."""
+        """Write tau to `side`; return tau and the least magnitude that is sent, which is NaN if `x` or a part is not finite.
+
+        If tau is derived from `x`, the `parts` are first added to `x` in place.
+        """
         tau = np.float32(kernels.SHARE * root_mean_square(x, parts) if self.tau is None else self.tau)
         if tau < 0:
             return tau, np.float32(np.nan)

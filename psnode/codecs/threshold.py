@@ -1,4 +1,13 @@
-"""Threshold: the entries whose magnitude is at least tau are sent unchanged."""
+"""Threshold: the entries whose magnitude is at least tau, unchanged.
+
+The codec is biased. In a feedback loop with a fixed tau, every entry of the residual stays below tau.
+
+    body   see psnode.codecs.selection.selector
+
+Source: Dutta et al., "On the discrepancy between the theoretical analysis and practical implementations of compressed
+communication for distributed deep learning", AAAI 2020 (hard threshold); Sahu et al., "Rethinking gradient sparsification
+as total error minimization", NeurIPS 2021.
+"""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def _backward(v: Floats, words: Masks, scale: float) -> None:
 
 
 def _signs(key: Words, start: int, size: int) -> Masks:
-    """Return random bits for the signs of both halves of a rotation of `size` values that begins at value `start`."""
+    """Return random sign bits for both steps of a rotation of `size` values, which begins at value `start` of the vector."""
     blocks = -(-2 * size // (32 * rng.HALF))
     out = np.empty(blocks * rng.HALF, np.uint32)
     for block in range(blocks):
