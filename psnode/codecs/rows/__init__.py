@@ -1,7 +1,8 @@
 """Codecs as formulas over rows of 512 values (docs/rows.md).
 
-A codec consists of a formula for encode and one for decode. A NumPy interpreter, generated Numba kernels and generated CUDA text
-give the same bytes. User-defined codecs derive from RowCodec; psnode.codecs.rows.known has the formulas of psnode's own codecs.
+A codec consists of a formula for encode and one for decode. A NumPy interpreter, generated Numba kernels and generated CUDA
+kernels give the same bytes. User-defined codecs derive from RowCodec. psnode.codecs.rows.known contains the formulas of
+psnode's own codecs.
 """
 
 from psnode.codecs.rows.codec import RowCodec

@@ -1,4 +1,4 @@
-"""Base classes of codecs whose kernels are generated from two formulas: psnode's own and user-defined ones."""
+"""Base classes of codecs whose kernels are generated from two formulas, for psnode's own codecs and for user-defined ones."""
 
 from __future__ import annotations
 
@@ -34,17 +34,20 @@ class Generated(FlatCodec):
 
     @abstractmethod
     def formula(self) -> Formula | None:
-        """Return the formula of this codec at its settings.
+        """Return the formula of this codec with its current parameters.
 
-        None means that the codec has hand-written kernels, and overrides the methods that need a formula.
+        None means that the codec has hand-written kernels. It must then override the methods that need a formula.
         """
 
     @abstractmethod
     def _read(self, body: Bytes, size: int) -> tuple[Decoder, Bytes]:
-        """Return the decoder for the parameters in `body`, and the checked output of the program. Raise PayloadError."""
+        """Return the decoder for the parameters in `body`, and the program's output in `body`, checked. Raise PayloadError."""
 
     def check_fields(self, body: Bytes) -> None:
-        """Raise PayloadError if `body` begins with numbers that encode never writes and that the coder does not check."""
+        """Raise PayloadError if `body` begins with numbers that encode never writes.
+
+        Only numbers that the coder does not check matter.
+        """
 
     def _preamble(self) -> bytes:
         return b""
@@ -79,7 +82,7 @@ class Generated(FlatCodec):
 
 
 class RowCodec(Generated):
-    """Base of codecs that are two formulas (docs/rows.md). A subclass is a frozen dataclass with an `id` and a `number`.
+    """Base of codecs that consist of two formulas (docs/rows.md). A subclass is a frozen dataclass with an `id` and a `number`.
 
     The fields of the dataclass are parameters of type int, float or bool, which the formulas may use as Python numbers. The body
     consists of the parameters (8 bytes each, int64 or float64), the fields, and the packing. If a decoded value would not be a
@@ -92,11 +95,11 @@ class RowCodec(Generated):
 
     @abstractmethod
     def to_fields(self, v: Value) -> Fields:
-        """Return the fields that are sent for the row `v` (512 float32; the last row is padded with zeros)."""
+        """Return the fields to send for the row `v` (512 float32; the last row is padded with zeros)."""
 
     @abstractmethod
     def from_fields(self, *fields: Any, **named: Any) -> Value:
-        """Return the decoded float32 of every coordinate. The fields are passed by name."""
+        """Return the decoded float32 of every coordinate of a row. The fields are passed by name."""
 
     def formula(self) -> Formula:
         return self
@@ -114,7 +117,7 @@ class RowCodec(Generated):
         return coder, body[start:]
 
     def _other(self, settings: tuple[Any, ...]) -> RowCodec:
-        """Return the codec with other parameters. Raise PayloadError if they are not valid."""
+        """Return the same codec with the parameters `settings`. Raise PayloadError if they are not valid."""
         hints = _hints(type(self))
         if any(kind is bool and value not in (0, 1) for kind, value in zip(hints.values(), settings, strict=True)):
             raise PayloadError(f"{self.id}: {settings} are no parameters")
@@ -131,7 +134,7 @@ class RowCodec(Generated):
 
 
 def preamble(codec: Codec) -> bytes:
-    """Return the bytes of a body before the program's output: the parameters of a RowCodec; no bytes for other codecs."""
+    """Return the bytes of a body that precede the program's output: the parameters of a RowCodec, or nothing for other codecs."""
     return codec._preamble() if isinstance(codec, Generated) else b""
 
 
@@ -141,7 +144,7 @@ def _settings(codec: RowCodec) -> tuple[Any, ...]:
 
 @lru_cache
 def _hints(cls: type[RowCodec]) -> dict[str, type]:
-    """Return the parameters of a codec and their types. Raise CodecSpecError for a type that a body cannot hold."""
+    """Return the parameters of a codec class with their types. Raise CodecSpecError if a body cannot hold one of the types."""
     found = typing.get_type_hints(cls)
     hints = {field.name: found[field.name] for field in dataclasses.fields(typing.cast(Any, cls))}
     for name, kind in hints.items():
@@ -152,7 +155,7 @@ def _hints(cls: type[RowCodec]) -> dict[str, type]:
 
 @lru_cache(maxsize=64)
 def program(codec: Generated) -> Program:
-    """Return the program of a codec's formula. The codec must have one."""
+    """Return the program of the codec's formula. The codec must have a formula."""
     formula = codec.formula()
     assert formula is not None, codec
     made = program_of(formula)
@@ -163,10 +166,10 @@ def program(codec: Generated) -> Program:
 
 @lru_cache(maxsize=64)
 def coder_of(codec: Generated) -> SumCoder:
-    """Return a coder that uses compiled kernels."""
+    """Return a coder for `codec` that uses compiled kernels."""
     return SumCoder(program(codec), compiled(text_of(program(codec))))
 
 
 def interpreted(codec: Generated) -> Coder:
-    """Return a coder that uses the interpreter, for settings that this rank did not choose."""
+    """Return a coder for `codec` that uses the interpreter. It serves parameters that this rank did not choose."""
     return Coder(program(codec), Interpreted(program(codec)))

@@ -1,4 +1,4 @@
-"""Encode and decode arrays of any size with functions that handle only full rows."""
+"""Encoding and decoding of arrays of any size with functions that handle only full rows."""
 
 from __future__ import annotations
 
@@ -21,20 +21,23 @@ class Decoder(Protocol):
     """Decoder of bodies that have been checked."""
 
     def decode(self, body: Bytes, out: Floats, weight: np.float32, adding: bool) -> None:
-        """Write out = decoded, or out += weight * decoded. `out` is flat."""
+        """Write the decoded values to `out` (flat), or add `weight` times these values to `out` if `adding` is True."""
 
 
 class Functions(Protocol):
     """Kernels made from a program, for any processor.
 
-    Arrays hold full units of rows; their first row has the number `first`, of `rows` rows in all.
+    Arrays hold full units of rows. Their first row is row number `first` of an input of `rows` rows.
     """
 
     def survey(self, x: Floats, tops: Int32s) -> bool:
-        """Update the extremes in `tops` (see Program.of_input) with those of `x`. Return True if all values are finite."""
+        """Update the extremes in `tops` with those of `x`; Program.of_input describes `tops`.
+
+        Return True if all values are finite.
+        """
 
     def sum_up(self, x: Floats, key: Words, tops: Int32s) -> bool:
-        """Write the program's sums over all of `x` into `tops`, after `survey`. Return True if all values are finite.
+        """Write the program's sums over all of `x` to `tops`, after `survey`. Return True if all values are finite.
 
         `tops` is laid out as in Program.of_input. Programs without sums do not need this function.
         """
@@ -42,45 +45,46 @@ class Functions(Protocol):
     def encode(
         self, x: Floats, first: int, key: Words, tops: Int32s, side: Words32, rows: int, packed: Bytes, error: Floats
     ) -> int:
-        """Write numbers to `side`, codes to `packed`, x - decoded to a non-empty `error`. Return the number of coordinates done.
+        """Write numbers to `side`, codes to `packed`, and x - decoded to `error` unless it is empty.
 
-        If a row is not finite, fewer coordinates are done, but always full units. `error` may share the memory of `x`.
+        Return the number of coordinates that were coded. If a row is not finite, fewer than all are coded, but always full
+        units. `error` may share the memory of `x`.
         """
 
     def decode(self, side: Words32, rows: int, first: int, packed: Bytes, out: Floats, weight: np.float32, adding: bool) -> None:
-        """Write out = decoded, or out += weight * decoded."""
+        """Write the decoded values to `out`, or add `weight` times these values to `out` if `adding` is True."""
 
 
 class SumFunctions(Functions, Protocol):
-    """Kernels that also do the work of `Sums` in their sweep. With parts or dots, the units start at row 0 of the array."""
+    """Kernels that also do the work that `Sums` describes in their sweep. With parts or dots, the units must start at row 0."""
 
     def survey_sum(self, x: Floats, tops: Int32s, parts: PartTable) -> bool:
-        """Add the parts, then survey. Return False if a value or a part is not finite."""
+        """Add the parts to `x`, then do the work of `survey`. Return False if a value or a part is not finite."""
 
     def encode_sum(
         self, x: Floats, first: int, key: Words, tops: Int32s, side: Words32, rows: int, packed: Bytes, error: Floats,
         parts: PartTable, dots: Float64s,
     ) -> int:  # fmt: skip
-        """Add the parts, then encode. Fewer coordinates are done if a value or a part is not finite."""
+        """Add the parts to `x`, then do the work of `encode`. Fewer coordinates are coded if a value or a part is not finite."""
 
     def code_and_sum(
         self, x: Floats, key: Words, tops: Int32s, side: Words32, rows: int, packed: Bytes, parts: PartTable, found: Float64s
     ) -> bool:
-        """Add the parts, then code all full rows of `x`. Return False if a value or a part is not finite.
+        """Add the parts to `x`, then code all full rows of `x`. Return False if a value or a part is not finite.
 
-        The sums of all rows are written to `found`, of shape (sums, rows). `encode` writes the numbers of the array. Only
-        programs with Program.sums_beside have this function and `lose`.
+        The sums of all rows are written to `found`, of shape (sums, rows). The numbers of the array are not written. A later
+        call of `encode` writes them. Only programs with Program.sums_beside have this function and `lose`.
         """
 
     def lose(self, side: Words32, rows: int, packed: Bytes, x: Floats, error: Floats) -> None:
-        """Write error = x - decoded, for full rows. `error` may share the memory of `x`."""
+        """Write x - decoded to `error`, for full rows. `error` may share the memory of `x`."""
 
 
 class Sums(NamedTuple):
-    """Work that is done in the sweep that codes.
+    """Additional work that is done in the sweep that codes.
 
-    `parts` are first added to the values, in their memory. Inner products of the values and the decoded values are written to
-    `dots`, an array that psnode.codecs.kernels.dots.begun has made. If `dots` is empty, no inner products are computed.
+    `parts` are first added to the values in memory. Inner products of the values and the decoded values are written to `dots`,
+    an array made by psnode.codecs.kernels.dots.begun. If `dots` is empty, no inner products are computed.
     """
 
     parts: PartTable
@@ -91,16 +95,21 @@ NO_SUMS = Sums(NO_PARTS, NO_DOTS)
 
 
 class Coder:
-    """Encode and decode of a program, using its functions. The remainder after full units is coded in separate memory."""
+    """Encoder and decoder of arrays by a program, with its functions.
+
+    The values after the last full unit are coded in other memory.
+    """
 
     def __init__(self, program: Program, functions: Functions) -> None:
         self.program, self.functions = program, functions
         self._unit = ROW * program.packed.rows
 
     def encode(self, x: Floats, key: Words, body: Bytes, error: Floats, sums: Sums = NO_SUMS) -> int:
-        """Write the body of `x` (flat). Return the number of coordinates done: all, unless a value is not finite.
+        """Write the body of `x` (flat). Return the number of coordinates coded.
 
-        x - decoded is written to `error`, which may share the memory of `x`, unless it is empty. Only a SumCoder takes `sums`.
+        It is the number of all unless a value is not finite.
+
+        x - decoded is written to `error` unless it is empty. `error` may share the memory of `x`. Only a SumCoder takes `sums`.
         """
         tops = self.program.of_input(x.size)
         if self.program.sweeps:
@@ -128,7 +137,7 @@ class Coder:
         return x.size
 
     def _code_rest(self, x: Floats, key: Words, tops: Int32s, body: Bytes, error: Floats, dots: Float64s) -> bool:
-        """Code the remainder of `x` after full units. Return True if all its values are finite."""
+        """Code the values of `x` after the last full unit. Return True if all of them are finite."""
         full, rows = x.size // self._unit * self._unit, rows_of(x.size)
         side, _, rest = self._split(body, x.size)
         last, lost = np.zeros(self._unit, np.float32), np.empty(self._unit if error.size else 0, np.float32)
@@ -144,13 +153,13 @@ class Coder:
         return True
 
     def _survey(self, x: Floats, tops: Int32s, parts: PartTable) -> bool:
-        """Survey, as SumFunctions.survey_sum does."""
+        """Do the work that SumFunctions.survey_sum describes."""
         return self.functions.survey(x, tops)
 
     def _code(
         self, x: Floats, key: Words, tops: Int32s, side: Words32, rows: int, packed: Bytes, error: Floats, sums: Sums
     ) -> int:
-        """Encode the full units, as SumFunctions.encode_sum does."""
+        """Encode the full units, as SumFunctions.encode_sum describes."""
         return self.functions.encode(x, 0, key, tops, side, rows, packed, error)
 
     def _multiply(self, last: Floats, full: int, size: int, side: Words32, room: Bytes, dots: Float64s) -> None:
@@ -162,7 +171,7 @@ class Coder:
             add_row(readonly(last[start : start + ROW]), readonly(decoded[start : start + ROW]), (full + start) // ROW, dots)
 
     def decode(self, body: Bytes, out: Floats, weight: np.float32, adding: bool) -> None:
-        """Write out = decoded, or out += weight * decoded. `out` is flat."""
+        """Write the decoded values to `out` (flat), or add `weight` times these values to `out` if `adding` is True."""
         side, packed, rest = self._split(body, out.size)
         full, rows = out.size // self._unit * self._unit, rows_of(out.size)
         if full:
@@ -176,7 +185,7 @@ class Coder:
             out[full:] = last[: out.size - full]
 
     def beginning(self, body: Bytes, size: int, done: int) -> Floats:
-        """Return the first `done` decoded values (full units) of an array of `size` values."""
+        """Return the first `done` decoded values of an array of `size` values. They must fill whole units."""
         out = np.empty(done, np.float32)
         if done:
             side, packed = self._views(body, size)
@@ -185,7 +194,10 @@ class Coder:
         return out
 
     def check(self, body: Bytes, size: int) -> None:
-        """Raise PayloadError unless `body` has the length for `size` coordinates, finite numbers, and the program's constants."""
+        """Raise PayloadError unless `body` is valid for `size` coordinates.
+
+        Its length must be right, its numbers finite, and its constants those of the program.
+        """
         program, start = self.program, 4 * self.program.side_words(size)
         if body.size < start:
             raise PayloadError(f"{program.id}: a body of {body.size} bytes ends inside its numbers")
@@ -201,7 +213,7 @@ class Coder:
                 raise PayloadError(f"{program.id}: {name} is not finite")
 
     def _views(self, body: Bytes, size: int) -> tuple[Words32, Bytes]:
-        """Return views of the numbers and of the codes."""
+        """Return views of the numbers and of the codes in `body`."""
         start = 4 * self.program.side_words(size)
         return body[:start].view(np.uint32), body[start : self.program.nbytes(size)]
 
@@ -213,7 +225,7 @@ class Coder:
 
 
 class SumCoder(Coder):
-    """Coder whose functions add parts and take inner products in the sweep that codes."""
+    """Coder whose functions also add parts and compute inner products, in the sweep that codes."""
 
     functions: SumFunctions
 
@@ -221,7 +233,10 @@ class SumCoder(Coder):
         super().__init__(program, functions)
 
     def encode(self, x: Floats, key: Words, body: Bytes, error: Floats, sums: Sums = NO_SUMS) -> int:
-        """Encode like Coder.encode. If Program.sums_beside, one sweep codes and sums, and a second sweep computes the error."""
+        """Encode as Coder.encode does.
+
+        If Program.sums_beside, one sweep codes and sums, and a second sweep computes the error.
+        """
         if not self.program.sums_beside or sums.dots.size:
             return super().encode(x, key, body, error, sums)
         if self.code_and_sum(x, key, body, error, sums.parts) is None:
@@ -234,7 +249,7 @@ class SumCoder(Coder):
         return x.size
 
     def code_and_sum(self, x: Floats, key: Words, body: Bytes, error: Floats, parts: PartTable) -> Float64s | None:
-        """Write the body of `x` in one sweep; write the error of an incomplete last row to `error` unless it is empty.
+        """Write the body of `x` in one sweep. Write the error of an incomplete last row to `error` unless it is empty.
 
         Return the sums of rows, of shape (sums, rows), or None if a value of `x` or of a part is not finite.
         """

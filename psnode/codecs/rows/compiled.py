@@ -1,4 +1,4 @@
-"""Import generated text as a module: a file in a directory of this user, so that Numba can cache its kernels.
+"""Import of generated text as a module. The text is a file in a directory of this user, so that Numba can cache its kernels.
 
 The directory is psnode_rows in NUMBA_CACHE_DIR, or else psnode/rows in the user's cache directory. The file name contains a
 digest of the text, and the file is rewritten if its content differs. If other users may write to the directory, a temporary
@@ -26,7 +26,7 @@ from psnode.codecs.rows.coder import SumFunctions
 
 @cache
 def compiled(text: str) -> SumFunctions:
-    """Return the kernels of a module's `text`. Each is compiled when it is first called."""
+    """Return the kernels of the module whose source is `text`. Each kernel is compiled when it is first called."""
     name = f"psnode_rows_{xxhash.xxh3_128_hexdigest(text.encode())}"
     path = directory() / f"{name}.py"
     if not path.is_file() or path.read_text() != text:
@@ -73,7 +73,7 @@ def _wanted() -> Path:
 
 
 def _of_this_process() -> Path:
-    """Return a directory that is deleted when this process ends."""
+    """Return a temporary directory that is deleted when this process ends."""
     made = Path(tempfile.mkdtemp(prefix="psnode_rows_"))
     atexit.register(shutil.rmtree, made, ignore_errors=True)
     return made

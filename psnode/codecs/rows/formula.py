@@ -1,4 +1,7 @@
-"""A codec's formula, and the program recorded from it: graphs of the values that are sent, and of the decoded values."""
+"""A codec's formula, and the program recorded from it.
+
+The program consists of graphs of the values sent and of the decoded values.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ OF_INPUT = (*OF_ALL, *SUMS, *OF_BUCKET, "size_of_all", "key_word", "parameter")
 
 
 class Fields:
-    """Everything that encode sends: numbers of the array, of buckets or of rows, and one packing.
+    """All data that encode sends: numbers of the array, of buckets or of rows, and one packing of codes.
 
     Example: `Fields(norms=norm, codes=planes(q, 4))`. Decode receives the fields under the same names. In the body, numbers of
     the array come first, then numbers of buckets and of rows, then the packing.
@@ -63,18 +66,18 @@ class Formula(Protocol):
 
     @property
     def may_overflow(self) -> bool:
-        """Return True if values that would decode to infinity become the largest float32."""
+        """True if values that would decode to infinity are replaced by the largest float32."""
 
     def to_fields(self, v: Value) -> Fields:
-        """Return the fields that are sent for a row `v` of float32."""
+        """Return the fields to send for a row `v` of float32."""
 
     @property
     def from_fields(self) -> Callable[..., Value]:
-        """Return the function that decodes the fields, passed by name, to a float32 of every coordinate."""
+        """Return the function that decodes fields, passed by name, to a float32 for every coordinate."""
 
 
 class Column(NamedTuple):
-    """A number of the body. `value` is the value that encode writes."""
+    """A named number in the body. `value` is the value that encode writes for it."""
 
     name: str
     value: Value
@@ -84,10 +87,10 @@ class Column(NamedTuple):
 class Program:
     """A formula as graphs of values.
 
-    `of_array`, `of_buckets` and `of_rows` are the columns of the body. `decoded` is the decoded value, computed from symbols for
-    the fields; `kept` is the same value, computed from the values that encode has. Codes are a symbol in both. `width` is the
-    number of bits of the packing, computed from symbols for the fields; None if this number is fixed, or if the packing is
-    `fitted`.
+    `of_array`, `of_buckets` and `of_rows` are the columns of the body. `decoded` is the decoded value, computed from symbols
+    for the fields. `kept` is the same value, but computed from the values that encode has. In both graphs, the codes are a
+    symbol. `width` is the number of bits of the packing, computed from symbols for the fields. It is None if this number is
+    fixed, or if the packing is `fitted`.
     """
 
     id: str
@@ -107,43 +110,46 @@ class Program:
 
     @property
     def sweeps(self) -> bool:
-        """True if encode has to take a sweep over the whole input before it codes."""
+        """True if encode must read the whole input once before it codes."""
         return bool(self.extremes)
 
     @cached_property
     def ends(self) -> list[Value]:
-        """The values that encode computes: numbers, codes and `kept`."""
+        """The values that encode computes: the numbers, the codes and `kept`."""
         return [*(column.value for column in self.numbers), self.packed.value, self.kept]
 
     @cached_property
     def extremes(self) -> set[str]:
-        """The words of OF_ALL that encode uses."""
+        """The operations of OF_ALL that encode uses."""
         return {value.op for value in below(self.ends[:-1]) if value.op in OF_ALL}
 
     @cached_property
     def sums(self) -> tuple[Value, ...]:
-        """The sums and counts over the whole input, each once, in the order in which Program.of_input stores them."""
+        """The sums and counts over the whole input, in the order in which Program.of_input stores them, without repetitions."""
         return tuple(value for value in below(self.ends) if value.op in SUMS)
 
     @cached_property
     def parameters(self) -> tuple[Value, ...]:
-        """The parameters that encode uses, each once, in the order in which Program.of_input stores them."""
+        """The parameters that encode uses, in the order in which Program.of_input stores them, without repetitions."""
         return tuple(value for value in below(self.ends) if value.op == "parameter")
 
     @cached_property
     def sums_beside(self) -> bool:
-        """True if a single sweep can code the rows and take the sums, because no code and no number of a row depends on a sum."""
+        """True if a single sweep can code the rows and compute the sums.
+
+        This requires that no code and no number of a row depends on a sum.
+        """
         ends = [*(column.value for column in self.of_rows), self.packed.value]
         if not self.sums or self.sweeps or self.packed.rows > 1 or self.packed.in_blocks or self.width is not None:
             return False
         return all(value.op != NORM for value in self.sums) and not any(value.op in SUMS for value in below(ends))
 
     def of_input(self, size: int) -> Int32s:
-        """Return the initial numbers of a whole input of `size` coordinates (int32), which sweeps then update.
+        """Return the initial numbers of an input of `size` coordinates, as int32. Sweeps over the input then update them.
 
         Layout: [0] bits of the largest magnitude; [1] and [2] the least and the greatest value, as integers in the same order;
-        [3] the size; [4] bits of the least nonzero magnitude, minus 1 (0x7FFFFFFF if there is no such value); [5] unused; then,
-        as float64, the parameters (MOST_PARAMETERS numbers) and the sums.
+        [3] the size; [4] bits of the least nonzero magnitude, minus 1 (0x7FFFFFFF if there is no such value); [5] unused. Then
+        follow, as float64, the parameters (MOST_PARAMETERS numbers) and the sums.
         """
         found = self._unknown.copy()
         found[SIZE] = size
@@ -158,18 +164,21 @@ class Program:
         return found
 
     def place_of(self, value: Value) -> int:
-        """Return the index of a sum or a parameter among the numbers of the whole input, viewed as float64."""
+        """Return the index of a sum or a parameter in the array of `of_input`, viewed as float64."""
         first, values = (FIRST_PARAMETER, self.parameters) if value.op == "parameter" else (FIRST_SUM, self.sums)
         return first + next(place for place, each in enumerate(values) if each is value)
 
     @cached_property
     def with_fields(self) -> list[Value]:
-        """The codes and `kept`, with symbols for the numbers of buckets, which are in the body when the codes are written."""
+        """The codes and `kept`, with the numbers of buckets replaced by symbols.
+
+        When codes are written, these numbers are already in the body.
+        """
         symbols = {value: Value("field", value.kind, span=Span.BUCKET, detail=name) for name, value in self.of_buckets}
         return [replaced(end, symbols) for end in (self.packed.value, self.kept)]
 
     def columns(self, side: Words32, rows: int) -> Iterator[tuple[str, Words32]]:
-        """Yield the name of each float32 column, and the bits of its numbers in `side`, for `rows` rows."""
+        """Yield the name of each column of type float32, and the bits of its numbers in `side`, for an input of `rows` rows."""
         ends = [1] * len(self.of_array) + [self.units(rows)] * len(self.of_buckets) + [rows] * len(self.of_rows)
         at = 0
         for column, count in zip(self.numbers, ends, strict=True):
@@ -178,14 +187,20 @@ class Program:
             at += count
 
     def constants(self) -> Iterator[tuple[str, int, int]]:
-        """Yield name, place and bits of each number of the array that is a constant or a parameter, which decoding needs."""
+        """Yield the name, index and bits of each number of the array that is a constant or a parameter.
+
+        Decoding needs these numbers.
+        """
         for at, (name, value) in enumerate(self.of_array):
             if value.op in ("constant", "parameter"):
                 yield name, at, int(np.array(value.detail, value.kind.value).view(np.uint32))
 
     @cached_property
     def place_of_key(self) -> int | None:
-        """The place of the four key words among the numbers of the array, or None unless sent in order, without a gap."""
+        """The index of the first of the four key words among the numbers of the array.
+
+        It is None unless the words are sent in order and without a gap.
+        """
         return _place_of_key([value for _, value in self.of_array])
 
     def side_words(self, size: int) -> int:
@@ -193,23 +208,26 @@ class Program:
         return self.place_of_widths(size) + -(-self._widths(size) // 4)
 
     def place_of_widths(self, size: int) -> int:
-        """Return the number of words before the widths of buckets."""
+        """Return the number of 32-bit words that precede the widths of buckets."""
         rows = rows_of(size)
         return len(self.of_array) + len(self.of_buckets) * self.units(rows) + len(self.of_rows) * rows
 
     def units(self, rows: int) -> int:
-        """Return the number of units (rows that are packed together) in `rows` rows; the last unit may be incomplete."""
+        """Return the number of units in `rows` rows.
+
+        A unit consists of the rows that are packed together; the last may be incomplete.
+        """
         return -(-rows // self.packed.rows)
 
     def _widths(self, size: int) -> int:
         return self.units(rows_of(size)) if self.packed.form == "fitted" else 0
 
     def padding(self, side: Words32, size: int) -> Bytes:
-        """Return the bytes after the last width, which must be 0."""
+        """Return the bytes between the last width and the codes, which must be 0."""
         return side.view(np.uint8)[4 * self.place_of_widths(size) + self._widths(size) :]
 
     def packing(self, side: Words32, size: int) -> Packed:
-        """Return the packing of `size` coordinates, with the width or the widths that the numbers `side` give."""
+        """Return the packing of `size` coordinates, with the width or the widths that the numbers in `side` determine."""
         if self.packed.form == "fitted":
             start = 4 * self.place_of_widths(size)
             return self.packed._replace(widths=side.view(np.uint8)[start : start + self._widths(size)])
@@ -219,7 +237,7 @@ class Program:
 
     @cached_property
     def _width_of(self) -> Callable[[bytes], int]:
-        """Function that computes the width from the numbers of the array, with a cache of the last 64 results."""
+        """Function that computes the width from the bytes of the array's numbers. It caches the last 64 results."""
 
         @lru_cache(maxsize=64)
         def found(side: bytes) -> int:
@@ -231,7 +249,10 @@ class Program:
         return found
 
     def nbytes(self, size: int) -> int:
-        """Return the number of bytes of a body of `size` coordinates; the maximum if the packing has a variable length."""
+        """Return the number of bytes of a body of `size` coordinates.
+
+        If the packing has a variable length, it is the largest number.
+        """
         return 4 * self.side_words(size) + self.packed.nbytes(size)
 
     def length(self, body: Bytes, size: int) -> int:
@@ -241,12 +262,15 @@ class Program:
 
 
 def rows_of(size: int) -> int:
-    """Return the number of rows of `size` coordinates; the last row may be incomplete."""
+    """Return the number of rows of `size` coordinates. The last row may be incomplete."""
     return -(-size // ROW)
 
 
 def program_of(formula: Formula) -> Program:
-    """Evaluate both formulas once, on symbols, and return the program. Raise CodecSpecError if parts do not fit together."""
+    """Return the program of `formula`, recorded by evaluating both formulas once, on symbols.
+
+    Raise CodecSpecError if the parts do not fit together.
+    """
     v = Value("input", Dtype.F32, span=Span.COORDINATE)
     fields = _run(formula, formula.to_fields, {"v": v})
     if not isinstance(fields, Fields):
@@ -277,7 +301,7 @@ def program_of(formula: Formula) -> Program:
 
 
 def _width(formula: Formula, fields: Fields, symbols: dict[str, Value]) -> Value | None:
-    """Return the width of the packing, computed from symbols for the fields, or None if it is not a number of the array."""
+    """Return the width of the packing, computed from symbols for the fields, or None if the width is fixed."""
     if fields.packed.width is None:
         return None
     width = replaced(fields.packed.width, {value: symbols[name] for name, value in fields.numbers.items()})
@@ -287,7 +311,10 @@ def _width(formula: Formula, fields: Fields, symbols: dict[str, Value]) -> Value
 
 
 def _check_buckets(program: Program) -> None:
-    """Raise CodecSpecError unless numbers of buckets come with codes fitted to these buckets, and kernels can compute them."""
+    """Raise CodecSpecError unless kernels can compute the numbers of buckets.
+
+    They require codes that are fitted to buckets of the same number of rows.
+    """
     found = [value for value in below(program.ends) if value.op in OF_BUCKET]
     if any(program.packed.form != "fitted" or value.detail != program.packed.bucket for value in found):
         raise CodecSpecError(f"{program.id}: numbers of a bucket go with codes that are fitted to buckets of as many rows")
@@ -302,7 +329,7 @@ def _column_span(value: Value) -> Span:
 
 
 def _place_of_key(numbers: Sequence[Value]) -> int | None:
-    """Return the place of the four key words among numbers of the array, or None unless they are sent in order, without a gap."""
+    """Return the index of the first of the four key words in `numbers`, or None unless they are sent in order, without a gap."""
     words = [value.detail if value.op == "key_word" else None for value in numbers]
     return next((at for at in range(len(words) - 3) if words[at : at + 4] == [0, 1, 2, 3]), None)
 

@@ -1,6 +1,6 @@
-"""The interpreter: runs a program with NumPy, one row at a time. It is slow, but it is the reference for the generated kernels.
+"""The interpreter of programs, which uses NumPy and processes one row at a time. It is slow, but the reference for all kernels.
 
-The interpreter also reads payloads of settings for which no kernels were compiled.
+It also decodes payloads with parameters for which no kernels were compiled.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ONES = np.uint32(0xFFFF)
 
 
 class Interpreted:
-    """Encode and decode of a program, a row at a time, with the same functions as a generated module."""
+    """Encoder and decoder of rows by a program, one row at a time, with the same functions as a generated module."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -38,7 +38,7 @@ class Interpreted:
         return bool(tops[0] < 0x7F800000)
 
     def sum_up(self, x: Floats, key: Words, tops: Any) -> bool:
-        """Write the program's sums over all of `x`, of any size, into `tops`. Return True if all values are finite."""
+        """Write the program's sums over all of `x`, of any size, to `tops`. Return True if all values are finite."""
         if not np.isfinite(x).all():
             return False
         found = np.zeros((len(self.program.sums), rows_of(x.size)))
@@ -55,10 +55,10 @@ class Interpreted:
         return True
 
     def encode(self, x: Floats, first: int, key: Words, tops: Any, side: Words32, rows: int, packed: Bytes, error: Floats) -> int:
-        """Write numbers and codes of the full rows `x`; the first one is row number `first` of `rows`.
+        """Write the numbers and codes of the full rows `x`. The first one is row number `first` of `rows`.
 
-        Return the number of coordinates done: all, or those before the first unit that is not finite. x - decoded is written to
-        `error` unless it is empty.
+        Return the number of coordinates coded: all of them, or those before the first unit that is not finite. x - decoded is
+        written to `error` unless it is empty.
         """
         program, unit = self.program, ROW * self.program.packed.rows
         codes, used, size = np.empty(unit, np.uint32), 0, ROW * rows
@@ -96,7 +96,7 @@ class Interpreted:
         return x.size
 
     def decode(self, side: Words32, rows: int, first: int, packed: Bytes, out: Floats, weight: np.float32, adding: bool) -> None:
-        """Write out = decoded, or out += weight * decoded, for the full rows `out`.
+        """Write the decoded values to the full rows `out`, or add `weight` times these values to `out` if `adding` is True.
 
         The first row of `out` is row number `first` of `rows`.
         """
@@ -134,7 +134,7 @@ class Interpreted:
 
 
 class RowEvaluation:
-    """Values of a program over one or more rows `v`, of shape (rows, 512), the first of which has the number `row`."""
+    """Values of a program for one or more rows `v`, of shape (rows, 512). The first of them is row number `row` of the input."""
 
     def __init__(self, v: Floats, row: int, key: Words, program: Program, tops: Any) -> None:
         self.v, self.row, self.key, self.program, self.tops = v, row, key, program, tops
@@ -142,12 +142,15 @@ class RowEvaluation:
         self.known: dict[Value, Any] = {}
 
     def know_sums(self) -> None:
-        """Take the sums over the whole input from `tops`."""
+        """Store the sums over the whole input, which are in `tops`, as known values."""
         for value in self.program.sums:
             self.known[value] = self.tops.view(np.float64)[self.program.place_of(value)].astype(value.kind.value)
 
     def know_bucket(self, x: Floats) -> None:
-        """Compute the numbers of the bucket `x`, which consists of full rows and begins with the first row."""
+        """Compute the numbers of the bucket `x`, and store them as known values.
+
+        The bucket consists of full rows and begins with the first row of the evaluation.
+        """
         for value in below(self.program.ends):
             if value.op == "l2_norm_of_bucket":
                 self.known[value] = np.array(norm_of(x), np.float64)
@@ -161,7 +164,7 @@ class RowEvaluation:
         return self.known[end]
 
     def word(self, value: Value) -> Any:
-        """Return a number of a row or the array as a uint32 with its four bytes."""
+        """Return a number of a row or of the array as the uint32 that has the same four bytes."""
         return np.asarray(self.value(value)).astype(value.kind.value).reshape(1).view(np.uint32)[0]
 
     def _one(self, value: Value) -> Any:
@@ -195,7 +198,7 @@ class RowEvaluation:
 
 
 def _symbol(end: Value) -> Value:
-    """Return the symbol of the codes on which `end` depends; a new symbol if there is none."""
+    """Return the symbol of the codes on which `end` depends, or a new symbol if it depends on none."""
     return next((value for value in below([end]) if value.op == "codes"), Value("codes", Dtype.U32, span=Span.COORDINATE))
 
 
@@ -205,10 +208,10 @@ def _sixteen(key: Words, stream: int, row: int, rows: int) -> Words32:
 
 
 def _coins(key: Words, stream: int, row: int, rows: int) -> Any:
-    """Return the coins of `rows` rows from row `row` on, a bool per coordinate.
+    """Return the coins of `rows` rows from row `row` on, as a bool per coordinate.
 
-    The random words of 8192 coordinates come from 64 calls of the generator, each of which returns four words. Word w of the 256
-    is word w // 64 of call w mod 64, and the coin of coordinate i is bit i mod 32 of word i // 32.
+    The random words of 8192 coordinates come from 64 calls of the generator, each of which returns four words. Number w of
+    these 256 words is word w // 64 of call w mod 64. The coin of coordinate i is bit i mod 32 of word i // 32.
     """
     found = np.empty((rows, ROW), bool)
     for at in range(rows):
@@ -219,7 +222,7 @@ def _coins(key: Words, stream: int, row: int, rows: int) -> Any:
 
 
 def _chance(fraction: float, key: Words, stream: int, index: int) -> bool:
-    """Return True with probability `fraction`, by comparing it with a fraction of 128 random bits."""
+    """Return True with probability `fraction`. The fraction is compared with a random fraction of 128 bits."""
     for word in words(key, stream, 1, index)[0].tolist():
         fraction *= 2.0**32
         if word != int(fraction):
@@ -236,7 +239,10 @@ def _top(op: str, tops: Any) -> Any:
 
 
 def _sum_of_row(x: Any, here: int) -> float:
-    """Return a row's part of a sum: the sum of its first `here` values, the number of its true conditions, or its only number."""
+    """Return a row's part of a sum over the whole input.
+
+    It is the sum of the row's first `here` values, the number of its conditions that are true, or its only number.
+    """
     if x.size == 1:
         return float(x.reshape(1)[0])
     if x.dtype == bool:
@@ -248,7 +254,7 @@ def _sum_of_row(x: Any, here: int) -> float:
 
 
 def _tree_of(sums: Any) -> float:
-    """Return the sum of the rows' sums, added 512 at a time by the tree until one number is left."""
+    """Return the total of the sums of rows, added 512 at a time by the tree until one number is left."""
     while sums.size > 1:
         sums = tree(np.concatenate([sums, np.zeros(-sums.size % ROW)]).reshape(-1, ROW))
     return float(sums[0]) + 0.0

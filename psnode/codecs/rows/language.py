@@ -1,6 +1,6 @@
 """Functions for formulas, in addition to Python's operators. docs/rows.md lists them with examples.
 
-Every floating-point operation rounds according to IEEE 754, in the order in which the formula is written; operations are not
+Every floating-point operation rounds according to IEEE 754, in the order in which the formula is written. Operations are not
 contracted (fused), and subnormal numbers are not flushed to zero. The bytes are therefore equal on all processors.
 """
 
@@ -19,17 +19,17 @@ def f32(x: Value | Number) -> Value:
 
 
 def f64(x: Value | Number) -> Value:
-    """Return `x` as float64, exactly. Float64 arithmetic on every coordinate of a row is slow on most devices."""
+    """Return `x` as float64, without rounding. Float64 arithmetic on every coordinate of a row is slow on most devices."""
     return _cast(x, Dtype.F64)
 
 
 def i32(x: Value | Number) -> Value:
-    """Return `x` as int32: a real number in the range of int32 loses its fraction; a uint32 keeps its bits."""
+    """Return `x` as int32. A real number in the range of int32 loses its fraction, and a uint32 keeps its bits."""
     return _cast(x, Dtype.I32)
 
 
 def u32(x: Value | Number) -> Value:
-    """Return `x` as uint32: an int32 keeps its bits; true and false become 1 and 0."""
+    """Return `x` as uint32. An int32 keeps its bits, and true and false become 1 and 0."""
     return _cast(x, Dtype.U32)
 
 
@@ -46,7 +46,7 @@ def from_bits(x: Value) -> Value:
 def where(condition: Value, yes: Value | Number, no: Value | Number) -> Value:
     """Return `yes` where the condition is true, else `no`.
 
-    For a condition of a row or the array, only the chosen side is computed.
+    If the condition is a number of a row or of the array, only the chosen side is computed.
     """
     yes, no = pair(yes, no)
     return Value("where", yes.kind, (_of(condition, Dtype.BOOL, "where"), yes, no))
@@ -70,7 +70,7 @@ def clip(x: Value, low: Value | Number, high: Value | Number) -> Value:
 
 
 def floor(x: Value) -> Value:
-    """Return the largest integer not above `x`, as a floating-point number of the same kind."""
+    """Return the largest integer that is at most `x`, as a floating-point number of the same kind."""
     return Value("floor", x.kind, (_of(x, None, "floor"),))
 
 
@@ -80,10 +80,10 @@ def sqrt(x: Value) -> Value:
 
 
 def tree_sum(x: Value) -> Value:
-    """Return the sum of a row of float32, added in a fixed order.
+    """Return the sum of a row of float32, which is added in a fixed order.
 
-    Lane l (0 to 63) adds the eight coordinates l, l + 64, ... in pairs, then pairs of pairs; 64 lanes are then reduced to 16, and
-    16 to 1.
+    Lane l (0 to 63) adds the eight coordinates l, l + 64, ... in pairs, then pairs of pairs. The 64 lanes are then reduced to
+    16, and these to one, in the same way.
     """
     return Value("tree_sum", Dtype.F32, (_of(x, Dtype.F32, "tree_sum"),), Span.ROW)
 
@@ -91,7 +91,7 @@ def tree_sum(x: Value) -> Value:
 def l2_norm(x: Value) -> Value:
     """Return the L2 norm of a row of float32, as a float64.
 
-    The squares are added as by `tree_sum`; if their sum is outside 2^-120 to 2^120, they are added in float64 instead.
+    The squares are added as `tree_sum` does. If their sum is outside 2^-120 to 2^120, they are added in float64 instead.
     """
     return Value("l2_norm", Dtype.F64, (_of(x, Dtype.F32, "l2_norm"),), Span.ROW)
 
@@ -102,7 +102,7 @@ def largest(x: Value) -> Value:
 
 
 def given() -> Value:
-    """Return a float32 per row that is sent, and that the caller has written to the body before encoding.
+    """Return a float32 per row that is sent. The caller has written it to the body before encoding.
 
     A formula that calls this function runs on CPUs only.
     """
@@ -110,7 +110,7 @@ def given() -> Value:
 
 
 def parameter(number: Value) -> Value:
-    """Return a constant that kernels read when they run, so that settings that differ only in such numbers share their kernels.
+    """Return a constant that kernels read at run time. Codecs that differ only in such constants share their kernels.
 
     `number`: an f32, f64, i32 or u32, as in `parameter(f32(0.5))`. A formula has at most 4 parameters. `from_fields` gets them
     only as fields.
@@ -121,7 +121,7 @@ def parameter(number: Value) -> Value:
 
 
 def any_of(x: Value) -> Value:
-    """Return true if the condition `x` holds for any coordinate of the row."""
+    """Return true if the condition `x` holds for at least one coordinate of the row."""
     return Value("any", Dtype.BOOL, (_of(x, Dtype.BOOL, "any_of"),), Span.ROW)
 
 
@@ -146,10 +146,10 @@ def least_magnitude_of_all(v: Value) -> Value:
 
 
 def sum_of_all(x: Value) -> Value:
-    """Return the sum over the whole input (float64) of a float32 of every coordinate, or of a number of every row.
+    """Return the sum over the whole input, as a float64, of a float32 per coordinate or of a number per row.
 
-    Rows are summed as by `tree_sum`, without overflow; the sums of rows are added 512 at a time by the same tree in float64. The
-    zeros that pad the last row do not count.
+    Rows are summed as `tree_sum` does, but without overflow. The sums of rows are added 512 at a time by the same tree in
+    float64. The zeros that pad the last row do not count.
     """
     if isinstance(x, Value) and x.kind.real and x.span is Span.ROW:
         return Value("sum_of_all", Dtype.F64, (f64(x),), Span.ARRAY)
@@ -159,8 +159,8 @@ def sum_of_all(x: Value) -> Value:
 def l2_norm_of_all(v: Value) -> Value:
     """Return the L2 norm of the whole input, as a float64.
 
-    The squares of each row are added as by `tree_sum`, and the sums of the rows one after another. If the total is outside 2^-120
-    to 2^120, all squares are added one after another in float64 instead.
+    The squares of each row are added as `tree_sum` does, and the sums of the rows are added one after another. If the total is
+    outside 2^-120 to 2^120, all squares are added one after another in float64 instead.
     """
     if _of(v, Dtype.F32, "l2_norm_of_all").op != "input":
         raise CodecSpecError("l2_norm_of_all takes the input of encode itself")
@@ -178,11 +178,11 @@ def size_of_all() -> Value:
 
 
 def l2_norm_of_bucket(v: Value, rows: int) -> Value:
-    """Return the L2 norm of a coordinate's bucket of `rows` rows, as a float64.
+    """Return the L2 norm of a coordinate's bucket, which has `rows` rows, as a float64.
 
-    The squares of each row are added as by `tree_sum`, and the sums of the rows one after another. If the total is outside 2^-120
-    to 2^120, all squares are added one after another in float64 instead. The packing has to be `fitted`, with buckets of `rows`
-    rows.
+    The squares of each row are added as `tree_sum` does, and the sums of the rows are added one after another. If the total is
+    outside 2^-120 to 2^120, all squares are added one after another in float64 instead. The packing must be `fitted`, with
+    buckets of `rows` rows.
     """
     if _of(v, Dtype.F32, "l2_norm_of_bucket").op != "input":
         raise CodecSpecError("l2_norm_of_bucket takes the input of encode itself")
@@ -190,14 +190,17 @@ def l2_norm_of_bucket(v: Value, rows: int) -> Value:
 
 
 def size_of_bucket(rows: int) -> Value:
-    """Return the number of coordinates in a bucket of `rows` rows, as a uint32; the last bucket may have fewer."""
+    """Return the number of coordinates in a bucket of `rows` rows, as a uint32.
+
+    The last bucket may have fewer than the others.
+    """
     return Value("size_of_bucket", Dtype.U32, span=Span.BUCKET, detail=rows)
 
 
 def key_word(number: int) -> Value:
     """Return word `number` (0 to 3) of the key of encode's random bits, as a uint32.
 
-    If all four words are sent, in order and consecutively, `from_fields` may use `random16` too.
+    If all four words are sent, in order and without a gap, `from_fields` may also use `random16`.
     """
     if number not in range(4):
         raise CodecSpecError(f"a key has words 0 to 3, not {number!r}")
@@ -205,12 +208,12 @@ def key_word(number: int) -> Value:
 
 
 def place_in_row() -> Value:
-    """Return the place of a coordinate in its row, 0 to 511, as a uint32."""
+    """Return the position of a coordinate in its row, 0 to 511, as a uint32."""
     return Value("place_in_row", Dtype.U32, span=Span.COORDINATE)
 
 
 def random16(period: int = ROW) -> Value:
-    """Return 16 random bits of a coordinate, as a uint32: the same bits wherever the formula calls random16.
+    """Return 16 random bits for each coordinate, as a uint32. All calls of random16 in a formula return the same bits.
 
     With a `period` of 32, 64, 128 or 256, coordinate i of a row has the bits of coordinate i mod `period`.
     """
@@ -220,25 +223,28 @@ def random16(period: int = ROW) -> Value:
 
 
 def coin() -> Value:
-    """Return a fair coin of a coordinate, true or false: the same coin wherever the formula calls coin.
+    """Return a fair coin for each coordinate, true or false. All calls of coin in a formula return the same coins.
 
-    Rows that use no coin draw no random bits for coins.
+    For rows that use no coin, no random bits are drawn for coins.
     """
     return Value("coin", Dtype.BOOL, span=Span.COORDINATE)
 
 
 def settle(fixed: Value, exact: Value) -> Value:
-    """Return floor(fixed / 2^16), plus 1 if 16 random bits leave the rounding open and further random bits round up.
+    """Return floor(fixed / 2^16), or this number plus 1 if 16 random bits do not settle the rounding and more bits round up.
 
-    `fixed` has to be floor(exact) + m 2^16 + random16(), with an integer m. If the low 16 bits of `fixed` are all ones, up to 128
-    further random bits decide whether 1 is added. The expected value is exact / 2^16 + m.
+    `fixed` must be floor(exact) + m 2^16 + random16(), with an integer m. If the low 16 bits of `fixed` are all ones, up to 128
+    further random bits decide whether 1 is added. The expected value of the result is exact / 2^16 + m.
     """
     _of(exact, None, "settle")
     return Value("settle", Dtype.U32, (_of(fixed, Dtype.U32, "settle"), exact), Span.COORDINATE)
 
 
 def stochastic(x: Value, lowest: int) -> Value:
-    """Return `x` / 2^16 rounded at random to an integer, without bias, minus `lowest`. No rounded value may be below `lowest`."""
+    """Return `x` / 2^16 rounded at random to an integer, without bias, minus `lowest`.
+
+    No rounded value may be below `lowest`.
+    """
     return settle(u32(i32(floor(x))) + (-lowest << 16) + random16(), x)
 
 
@@ -255,7 +261,7 @@ def _cast(x: Value | Number, kind: Dtype) -> Value:
 
 
 def _of(x: Value, kind: Dtype | None, word: str) -> Value:
-    """Return `x` if it has the kind `kind` (None: f32 or f64). Raise CodecSpecError otherwise."""
+    """Return `x` if it has the kind `kind` (None stands for f32 or f64). Raise CodecSpecError if it has another kind."""
     if not isinstance(x, Value) or (x.kind is not kind if kind else not x.kind.real):
         found = x.kind.value if isinstance(x, Value) else type(x).__name__
         raise CodecSpecError(f"{word} takes {kind.value if kind else 'real numbers'}, not {found}")

@@ -1,4 +1,4 @@
-"""The operations of formulas in NumPy, one at a time, on arrays of rows or on single numbers."""
+"""The operations of formulas in NumPy. Each works on arrays of rows or on single numbers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
 
 
 def apply(value: Value, arguments: list[Any]) -> Any:
-    """Return the result of `value` on `arguments`: of a constant or parameter, a conversion, or an entry of _OPERATIONS."""
+    """Return the result of the operation of `value` on `arguments`.
+
+    The operation is a constant or parameter, a conversion, or an entry of _OPERATIONS.
+    """
     if value.op in ("constant", "parameter"):
         return np.array(value.detail, value.kind.value)
     if value.op == "cast":
@@ -53,7 +56,10 @@ def apply(value: Value, arguments: list[Any]) -> Any:
 
 
 def number(end: Value, known: Mapping[Value, Any]) -> Any:
-    """Return the number `end` of the array as a NumPy scalar of its kind. It depends on constants and on `known` numbers only."""
+    """Return the number `end` of the array as a NumPy scalar of its kind.
+
+    It may depend only on constants and on `known` numbers.
+    """
     made = dict(known)
     with np.errstate(all="ignore"):
         for value in below([end], known=list(known)):
@@ -62,7 +68,7 @@ def number(end: Value, known: Mapping[Value, Any]) -> Any:
 
 
 def tree(x: Any) -> Any:
-    """Return the sums of rows, added by the tree of psnode.codecs.kernels.norms."""
+    """Return the sum of each row, added by the tree of psnode.codecs.kernels.norms."""
     e = x.reshape(-1, 8, 64).transpose(1, 0, 2)
     lanes = ((e[0] + e[1]) + (e[2] + e[3])) + ((e[4] + e[5]) + (e[6] + e[7]))
     s = lanes.reshape(-1, 4, 16)
@@ -73,7 +79,7 @@ def tree(x: Any) -> Any:
 
 
 def norm_of(x: Floats) -> float:
-    """Return the L2 norm of `x`, of any size, with the same bits as psnode.codecs.kernels.norms."""
+    """Return the L2 norm of `x`, of any size, with the same bits as psnode.codecs.kernels.norms computes."""
     total = 0.0
     for row in np.concatenate([x, np.zeros(-x.size % ROW, np.float32)]).reshape(-1, ROW):
         with np.errstate(all="ignore"):

@@ -1,7 +1,7 @@
-"""Packings: NumPy code that packs one code per coordinate into the last part of a body, and unpacks it.
+"""Packings. NumPy code packs one code per coordinate into the last part of a body, and unpacks these codes.
 
-`planes`, `fitted`, `halves`, `trits` and `sparse` take codes, `signs` takes conditions. docs/payload-format.md describes the
-layouts.
+`planes`, `fitted`, `halves`, `trits` and `sparse` take codes, and `signs` takes conditions. docs/payload-format.md describes
+the layouts.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ NO_WIDTHS = np.zeros(0, np.uint8)
 
 
 class Packed(NamedTuple):
-    """The codes of coordinates, each below 2^bits, which are packed in the way that `form` names.
+    """The codes of coordinates, each below 2^bits, and the way in which they are packed, which `form` names.
 
-    `width` is a number of the array, the bits per code, at most `bits`; None means that codes have `bits` bits. If codes are
-    fitted to buckets, `bucket` is the number of rows in a bucket, and `widths` holds the bits per code of every bucket, once they
-    are known.
+    `width` is a number of the array that gives the bits per code, at most `bits`. If `width` is None, codes have `bits` bits.
+    If codes are fitted to buckets, `bucket` is the number of rows in a bucket, and `widths` holds the bits per code of every
+    bucket once they are known.
     """
 
     value: Value
@@ -43,12 +43,12 @@ class Packed(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """The number of rows that are packed together, which make a unit."""
+        """The number of rows that are packed together. These rows form a unit."""
         return {"trits": DIGITS, "sparse": tbq.BLOCK // 512, "fitted": self.bucket}.get(self.form, 1)
 
     @property
     def unit(self) -> int:
-        """Bytes of a unit; the maximum if its length varies."""
+        """The number of bytes of a unit, or the largest number if its length varies."""
         return self.nbytes(512 * self.rows)
 
     @property
@@ -58,7 +58,7 @@ class Packed(NamedTuple):
 
     @property
     def is_told(self) -> bool:
-        """True if numbers before the codes tell how the codes are packed."""
+        """True if numbers before the codes determine how the codes are packed."""
         return self.form == "fitted" or self.width is not None
 
     @property
@@ -67,7 +67,7 @@ class Packed(NamedTuple):
         return self.form in ("sparse", "fitted")
 
     def length(self, data: Bytes, size: int) -> int:
-        """Return how many bytes the `size` codes at the start of `data` take. Program.packing must have replaced a `width`."""
+        """Return the number of bytes of the `size` codes at the start of `data`. Program.packing must have replaced a `width`."""
         if self.form == "fitted":
             full, rest = divmod(size, 512 * self.bucket)
             last = packed_nbytes(rest, int(self.widths[full])) if rest else 0
@@ -75,18 +75,18 @@ class Packed(NamedTuple):
         return tbq.length(readonly(data), size) if self.in_blocks else self.nbytes(size)
 
     def starts(self, data: Bytes, units: int) -> Int32s:
-        """Return the offsets of the first `units` units in `data`, and the end of the last one, if units differ in length."""
+        """Return the offsets of the first `units` units in `data` and the end of the last one. Units must differ in length."""
         if self.form == "fitted":
             lengths = 64 * self.bucket * self.widths[:units].astype(np.uint32)
             return np.concatenate([np.zeros(1, np.uint32), lengths.cumsum(dtype=np.uint32)]).view(np.int32)
         return tbq.block_starts(readonly(data), units)
 
     def of_unit(self, unit: int) -> Packed:
-        """Return the packing of unit number `unit`."""
+        """Return the packing of unit number `unit`, with the width of this unit."""
         return self._replace(bits=int(self.widths[unit])) if self.form == "fitted" else self
 
     def nbytes(self, size: int) -> int:
-        """Return the number of bytes that `size` codes take; the maximum if the length varies."""
+        """Return the number of bytes that `size` codes take, or the largest number if the length varies."""
         if self.form == "sparse":
             return 2 * -(-size // tbq.BLOCK) + -(-size // DIGITS)
         if self.form == "trits":
@@ -96,7 +96,7 @@ class Packed(NamedTuple):
         return packed_nbytes(size, self.bits) if self.form == "planes" else -(-size * self.bits // 8)
 
     def pack(self, codes: Words32) -> Bytes:
-        """Return the packed bytes of at most one unit of codes."""
+        """Return the packed bytes of `codes`, which are at most one unit."""
         if self.form == "sparse":
             return _block(codes)
         if self.form == "trits":
@@ -112,7 +112,7 @@ class Packed(NamedTuple):
         return np.concatenate([np.empty(0, np.uint8), *(_plane(codes, width, shift) for width, shift in _split(self.bits))])
 
     def unpack(self, data: Bytes, count: int) -> Words32:
-        """Return the first `count` codes of `data`: the inverse of `pack`."""
+        """Return the first `count` codes in `data`. This is the inverse of `pack`."""
         if self.form == "sparse":
             return _from_block(data, count)
         if self.form == "trits":
@@ -132,7 +132,7 @@ class Packed(NamedTuple):
         return codes
 
     def cut(self, unit: Bytes, count: int, out: Bytes) -> None:
-        """Write the first `count` codes of a packed full unit to `out`. `count` is less than a unit."""
+        """Write the first `count` codes of the packed full unit `unit` to `out`, in packed form. `count` is less than a unit."""
         if self.form == "planes":
             repack(readonly(unit), BLOCK, self.bits, out, count)
             return
@@ -154,7 +154,10 @@ class Packed(NamedTuple):
             out[-1] &= np.uint8(2 ** (count % 8) - 1)
 
     def fill(self, data: Bytes, count: int, unit: Bytes) -> None:
-        """Write a full packed unit to `unit`: the inverse of `cut`. Codes from `count` on are 0, or 1 in the sparse form."""
+        """Write the codes in `data` to `unit` as a full packed unit. This is the inverse of `cut`.
+
+        Codes from `count` on are 0, or 1 in the sparse form.
+        """
         if self.form == "planes":
             repack(readonly(data), count, self.bits, unit, BLOCK)
         elif self.form == "fitted":
@@ -178,7 +181,7 @@ class Packed(NamedTuple):
         return row, 64 * row.bits * (count // 512), count % 512
 
     def _is_padded(self, data: Bytes, count: int) -> bool:
-        """Return True if no bit is 1 after the last of the `count` codes of an incomplete row, with which `data` ends."""
+        """Return True if all bits after the last code are 0. `data` ends with an incomplete row of `count` codes."""
         last, row = data[data.size - self.nbytes(count) :], np.zeros(self.unit, np.uint8)
         again = np.empty(last.size, np.uint8)
         self.fill(last, count, row)
@@ -186,7 +189,7 @@ class Packed(NamedTuple):
         return bool((again == last).all())
 
     def check(self, data: Bytes, size: int, owner: str) -> None:
-        """Raise PayloadError, naming `owner`, unless `data` has the right length and no bit follows the last code or digit."""
+        """Raise PayloadError, naming `owner`, unless `data` has the right length and only zeros follow the last code or digit."""
         if self.form == "sparse":
             if not tbq.is_valid(readonly(data), size):
                 raise PayloadError(f"{owner}: {data.size} bytes that are not blocks of {size} coordinates")
@@ -211,10 +214,10 @@ class Packed(NamedTuple):
 
 
 def planes(codes: Value, width: int | Value, most: int = 16) -> Packed:
-    """Pack uint32 codes below 2^width with `width` bits each, 1 to 16.
+    """Return the packing of uint32 codes below 2^width with `width` bits each, 1 to 16.
 
-    The width may also be a number of the array (uint32), computed from numbers that are sent. It is limited to `most`, and may be
-    0.
+    The width may also be a number of the array (uint32) that is computed from numbers that are sent. It is then limited to
+    `most`, and may be 0.
     """
     bits = most if isinstance(width, Value) else width
     if not isinstance(bits, int) or not 1 <= bits <= 16:
@@ -228,10 +231,10 @@ def planes(codes: Value, width: int | Value, most: int = 16) -> Packed:
 
 
 def fitted(codes: Value, rows: int, most: int = 16) -> Packed:
-    """Pack uint32 codes below 2^most. In every bucket of `rows` rows, codes have as many bits as the largest code.
+    """Return the packing of uint32 codes below 2^most in which each bucket of `rows` rows has its own width.
 
-    Codes are packed in planes. The widths, a byte per bucket, are sent after the numbers, padded with zeros to a multiple of 4
-    bytes.
+    The codes of a bucket have as many bits as its largest code, and are packed in planes. The widths, a byte per bucket, are
+    sent after the numbers, padded with zeros to a multiple of 4 bytes.
     """
     if not isinstance(most, int) or not 1 <= most <= 16:
         raise CodecSpecError(f"planes have 1 to 16 bits, not {most}")
@@ -241,22 +244,22 @@ def fitted(codes: Value, rows: int, most: int = 16) -> Packed:
 
 
 def halves(codes: Value) -> Packed:
-    """Pack uint32 codes below 2^16 into two bytes each, the lower byte first."""
+    """Return the packing of uint32 codes below 2^16 into two bytes each, the lower byte first."""
     return Packed(_checked(codes, Dtype.U32, "halves"), "halves", 16)
 
 
 def signs(conditions: Value) -> Packed:
-    """Pack conditions into one bit each, 1 where the condition is true."""
+    """Return the packing of conditions into one bit each, which is 1 where the condition is true."""
     return Packed(_checked(conditions, Dtype.BOOL, "signs"), "signs", 1)
 
 
 def trits(codes: Value) -> Packed:
-    """Pack uint32 codes 0, 1 and 2, five to a byte."""
+    """Return the packing of uint32 codes 0, 1 and 2, five to a byte."""
     return Packed(_checked(codes, Dtype.U32, "trits"), "trits", 2)
 
 
 def sparse(codes: Value) -> Packed:
-    """Pack uint32 codes 0, 1 and 2, where 1 is frequent.
+    """Return the packing of uint32 codes 0, 1 and 2, where 1 is frequent.
 
     Each block uses the shorter of two forms: five codes to a byte, or two bytes for each code other than 1.
     """
@@ -264,7 +267,7 @@ def sparse(codes: Value) -> Packed:
 
 
 def _block(codes: Words32) -> Bytes:
-    """Return the bytes of a block of psnode.codecs.kernels.tbq."""
+    """Return the bytes of `codes` as a block in the format of psnode.codecs.kernels.tbq."""
     places = np.flatnonzero(codes != 1)
     if 2 * places.size < -(-codes.size // DIGITS):
         entries = places | np.where(codes[places] == 0, 0x8000, 0)

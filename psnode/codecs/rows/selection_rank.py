@@ -1,10 +1,10 @@
-"""Selections: a formula ranks the coordinates; the coordinates with the greatest ranks are sent as indices and values.
+"""Selections. A formula ranks the coordinates, and those with the greatest ranks are sent as indices and values.
 
     def rank(self, v: Value) -> Value:          # u32 for each coordinate of a row; greater ranks are sent first, rank 0 never
         return bits(v) & 0x7FFFFFFF
 
-The CUDA kernel `mark` is generated from this formula. The codec (psnode.codecs.selection) determines the least rank that is sent,
-and how indices and values are coded. On a CPU, hand-written kernels select.
+The CUDA kernel `mark` is generated from this formula. The codec (psnode.codecs.selection) determines the least rank that is
+sent, and codes the indices and values. On a CPU, hand-written kernels make the selection.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _CLOSING = """\
 
 
 class Ranking(Protocol):
-    """A formula for the order in which coordinates are sent."""
+    """A formula for the rank of coordinates, which determines the order in which they are sent."""
 
     @property
     def id(self) -> str: ...
@@ -53,7 +53,10 @@ class Ranking(Protocol):
 
 
 def text_of(ranking: Ranking) -> str:
-    """Return the text of the CUDA kernels, which depends only on the formula. Raise CodecSpecError if it gives no rank."""
+    """Return the source of the CUDA kernels. It depends only on the formula.
+
+    Raise CodecSpecError if the formula gives no rank.
+    """
     v = Value("input", Dtype.F32, span=Span.COORDINATE)
     rank = ranking.rank(v)
     if not isinstance(rank, Value) or rank.kind is not Dtype.U32 or rank.span is not Span.COORDINATE:

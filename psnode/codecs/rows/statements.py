@@ -1,8 +1,8 @@
-"""Writer of the statements of a kernel for one row: numbers, loops over 512 coordinates, and conditions around such loops.
+"""Writer of a kernel's statements for one row: numbers, loops over 512 coordinates, and conditions around such loops.
 
-The generators for Numba and CUDA derive from this class. An operand is computed in the loop that stores the value. Two sorts of
-operands are computed before that loop: numbers of the row, and values that are needed as a whole array, which get an array of
-512.
+The generators for Numba and CUDA derive from the class Statements. The operands of a value are computed in the loop that stores
+the value. Two sorts of operands are computed before that loop: numbers of the row, and values that are needed as a whole array.
+The latter are stored in an array of 512.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ Then = Callable[[str, list[str]], list[str]]
 
 
 class Store(NamedTuple):
-    """The statement that stores a value {x} in place {at}, and a second statement (`beside`), which depends only on the place."""
+    """The statement that stores a value {x} at index {at}, and a second statement, `beside`, which depends only on the index."""
 
     form: str
     beside: str = ""
 
     def lines(self, at: str, x: str) -> list[str]:
-        """Return both statements for the place `at` and the value `x`."""
+        """Return both statements for the index `at` and the value `x`."""
         return [self.form.format(at=at, x=x), self.beside.format(at=at)]
 
 
 class Statements(ABC):
-    """Writer of statements for one program. `ends` are values that the statements compute or store.
+    """Writer of statements for one program. The argument `ends` of its methods lists the values to compute or store.
 
-    `rooms` lists the arrays of 512 that the statements need; `uses_random` and `uses_coins` are true if they draw random words or
-    coins.
+    `rooms` lists the arrays of 512 that the statements need. `uses_random` and `uses_coins` are True if the statements draw
+    random words or coins.
     """
 
     opening, otherwise, closing = "if {}:", "else:", ""
@@ -53,8 +53,9 @@ class Statements(ABC):
 
     @abstractmethod
     def reduced(self, value: Value) -> str:
-        """Return the expression of a number that is not computed from other numbers: a reduction over a row, a bucket or the
-        whole input, a size, or a word of the key.
+        """Return the expression of a number that is not computed from other numbers.
+
+        Such a number is a reduction over a row, a bucket or the whole input, a size, or a word of the key.
         """
 
     @abstractmethod
@@ -73,25 +74,25 @@ class Statements(ABC):
     def loop(self, ends: list[Value], then: Then, random: bool) -> None:
         """Append a loop over the row that computes `ends`.
 
-        `then` returns the loop's last statements, given a place and the ends' names.
+        `then` returns the last statements of the loop, given an index and the names of the ends.
         """
 
     @abstractmethod
     def stored(self, end: Value, store: Store) -> None:
-        """Append the statements that store a value of every coordinate. The value must not branch."""
+        """Append the statements that store `end` for every coordinate. `end` must not be a branch (see `branches`)."""
 
     def put(self, *lines: str) -> None:
-        """Append `lines` at the current indentation, leaving out empty ones."""
+        """Append the non-empty `lines` at the current indentation."""
         self._lines += ["    " * self.indent + line for line in lines if line]
 
     def taken(self) -> list[str]:
-        """Return the lines appended since the last call, and forget them."""
+        """Return the lines appended since the last call, and remove them from the writer."""
         lines, self._lines = self._lines, []
         return lines
 
     @contextmanager
     def block(self) -> Iterator[None]:
-        """Indent the statements of a block. Values computed in it are unknown after it."""
+        """Indent the statements of a `with` block. Values computed in the block count as not computed after it."""
         kept = dict(self._names), self._filled, self._tossed
         self.indent += 1
         yield
@@ -100,7 +101,7 @@ class Statements(ABC):
 
     @contextmanager
     def when(self, condition: str) -> Iterator[None]:
-        """Open a block under a condition."""
+        """Put the statements of a `with` block under a condition."""
         self.put(self.opening.format(condition))
         with self.block():
             yield
@@ -113,9 +114,9 @@ class Statements(ABC):
         return name
 
     def number(self, end: Value) -> str:
-        """Return the name of a number of a row or the array, or the text of a constant.
+        """Return the name of a number of a row or of the array, or the text of a constant.
 
-        A number that has no name yet is computed at this place.
+        If the number has no name yet, its computation is appended first.
         """
         if end.op == "constant":
             return self.literal(end)
@@ -125,22 +126,22 @@ class Statements(ABC):
 
     @abstractmethod
     def computed(self, end: Value) -> str:
-        """Return the expression of a number that is computed from other numbers, after appending what it needs."""
+        """Append the statements that a number computed from other numbers needs, and return its expression."""
 
     def numbers(self, ends: list[Value], span: Span = Span.ARRAY) -> None:
-        """Append the computation of all numbers of the given span that `ends` depend on."""
+        """Append the computation of all numbers with the span `span` on which `ends` depend."""
         for value in below(ends, known=list(self._names)):
             if value.span is span:
                 self.number(value)
 
     def draw(self, ends: list[Value]) -> None:
-        """Append the drawing of a row's random words, if `ends` depend on them and they have not been drawn."""
+        """Append the statements that draw a row's random words, if `ends` depend on them and they have not been drawn yet."""
         if not self._filled and any(value.op == "random16" for value in below(ends)):
             self.put(*self.filled())
             self._filled = self.uses_random = True
 
     def into(self, end: Value, store: Store) -> None:
-        """Append the statements that store a value of every coordinate, with if and else around the loops of a branch."""
+        """Append the statements that store `end` for every coordinate. The loops of a branch are put under if and else."""
         if not branches(end):
             self.stored(end, store)
             return
@@ -166,7 +167,10 @@ class Statements(ABC):
         self.loop(ends, then, random)
 
     def room(self, value: Value) -> str:
-        """Return the name of an array that holds `value`. The array is filled at this place unless it was filled before."""
+        """Return the name of an array that holds `value`.
+
+        If it has not been filled before, statements that fill it are appended.
+        """
         if value not in self._names:
             name = f"room{len(self.rooms)}"
             self.rooms.append((name, value.kind))
@@ -176,32 +180,32 @@ class Statements(ABC):
 
     @abstractmethod
     def kept_in(self, room: str) -> str:
-        """Return the form of a store into the array `room`."""
+        """Return the text that stores {x} at index {at} of the array `room`."""
 
     def inside(self, ends: list[Value]) -> list[Value]:
-        """Return the values that a loop computes for `ends`: values of coordinates that are not stored in an array."""
+        """Return the values that a loop must compute for `ends`: values of coordinates that are not stored in an array."""
         return [value for value in below(ends, known=list(self._names)) if value.span is Span.COORDINATE]
 
     @abstractmethod
     def named(self, ends: list[Value], leaf: Callable[[Value], str | None], at: str) -> list[str]:
-        """Append the computation of `ends` in a loop at place `at`, and return the names of the ends.
+        """Append the computation of `ends` at index `at` of a loop, and return the names of the ends.
 
-        `leaf` returns the expression of a value that is not the result of an operation, else None.
+        `leaf` returns the expression of a value that is not the result of an operation, and None for other values.
         """
 
     def known(self, value: Value, at: str) -> str | None:
-        """Return the expression, at place `at` of a loop, of a value that has a name, or None if it has none."""
+        """Return the expression of `value` at index `at` of a loop, or None if the value has no name."""
         if value not in self._names:
             return None
         return f"{self._names[value]}[{at}]" if value.span is Span.COORDINATE else self._names[value]
 
     def fresh(self) -> str:
-        """Return an unused name."""
+        """Return a name that has not been used before."""
         self._count += 1
         return f"n{self._count}"
 
     def prepare(self, ends: list[Value]) -> None:
-        """Append the computation of everything that a loop cannot compute: numbers, and arrays for values that branch."""
+        """Append the computation of all values that a loop cannot compute: numbers, and arrays for values that branch."""
         ahead, seen = list(ends), set[Value]()
         while ahead:
             value = ahead.pop()
@@ -217,17 +221,17 @@ class Statements(ABC):
 
 
 def is_leaf(value: Value) -> bool:
-    """Return True for a number that is not computed from other numbers: Statements.reduced names these."""
+    """Return True for a number that is not computed from other numbers. Statements.reduced returns its expression."""
     return value.op in OF_INPUT or bool(value.args and value.args[0].span is Span.COORDINATE)
 
 
 def branches(value: Value) -> bool:
-    """Return True for a `where` between values of coordinates whose condition is a number of the row or the array."""
+    """Return True for a `where` between values of coordinates if its condition is a number of the row or of the array."""
     return value.op == "where" and value.span is Span.COORDINATE and value.args[0].span < Span.COORDINATE
 
 
 def place_of(program: Program, column: Column, divided: str = "/") -> str:
-    """Return the index, as an expression, of the number that `column` has for the row `row`, among the numbers of the body.
+    """Return the index, as an expression, of the number of `column` for the row `row` among the numbers of the body.
 
     `divided` is the operator of integer division.
     """

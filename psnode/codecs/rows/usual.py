@@ -1,8 +1,8 @@
-"""Programs without the branches that rows of N(0,1) never take, so that a kernel executes all of its text.
+"""Programs without the branches that a row of N(0,1) values never takes, so that a kernel executes all of its text.
 
-Every condition on a number of the row or the array is evaluated on one such row, and only the branch taken is kept. Two branches
-are removed from the CUDA header: the branch for norms far from 1, and the branch for coordinates that 16 random bits do not
-settle (in one row of 128).
+Every condition on a number of the row or the array is evaluated on one such row, and only the branch taken is kept. Two
+branches are removed from the CUDA header: the branch for norms far from 1, and the branch for coordinates that 16 random bits
+do not settle. The second occurs in one of 128 rows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SELDOM = {  # exactly as in psnode/codecs/rows/cuda/rows.h
 
 
 def usual(program: Program) -> Program:
-    """Return a program with the same results for a row of N(0,1).
+    """Return a program that gives the same results as `program` for a row of N(0,1) values.
 
     Where a number of the row or the array chooses between operands, only the operand that such a row selects is kept.
     """
@@ -53,7 +53,7 @@ def usual(program: Program) -> Program:
 
 
 def _decided(ends: Sequence[Value], found: RowEvaluation) -> dict[Value, Value]:
-    """Return replacements for all operands of `ends`."""
+    """Return the replacements of `ends` and of all values on which they depend."""
     made: dict[Value, Value] = {}
     for value in below(ends):
         args = [made[arg] for arg in value.args]
@@ -67,7 +67,7 @@ def _decided(ends: Sequence[Value], found: RowEvaluation) -> dict[Value, Value]:
 
 
 def usual_text(text: str) -> str:
-    """Return the whole text of the kernels, without the rare branches of the header."""
+    """Return the complete source of the kernels, without the rare branches of the header."""
     for rare, instead in _SELDOM.items():
         if rare not in text:
             raise AssertionError(f"the kernels have no {rare!r}")

@@ -1,8 +1,8 @@
-"""The values of a formula. Each is an operation with its operands, built by Python's operators; nothing is computed here.
+"""The values of a formula. Each is an operation with its operands, recorded by Python's operators without computing it.
 
-A value has a kind (the type of its numbers) and a span (the coordinates that share one number: those of all arrays for a
-constant, of one array, of a bucket of rows, or of a row of 512; or only one coordinate). Python numbers take the kind of the
-other operand. There is no implicit conversion between kinds.
+A value has a kind, which is the type of its numbers, and a span, which is the set of coordinates that share one of its numbers.
+These are the coordinates of all arrays (for a constant), of one array, of a bucket of rows, or of a row of 512, or a single
+coordinate. Python numbers take the kind of the other operand. There is no implicit conversion between kinds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from psnode.errors import CodecSpecError
 
 
 class Dtype(Enum):
-    """The kind of a value: the type of its numbers."""
+    """The kind of a value, that is, the type of its numbers."""
 
     F32 = "float32"
     F64 = "float64"
@@ -36,7 +36,7 @@ class Dtype(Enum):
 
 
 class Span(IntEnum):
-    """The set of coordinates that shares one number of a value, in increasing order of detail."""
+    """The set of coordinates that share one number of a value. Members are listed from the largest set to a single coordinate."""
 
     CONSTANT = 0
     ARRAY = 1
@@ -142,7 +142,7 @@ class Value:
 
 
 def constant(number: Number, kind: Dtype) -> Value:
-    """Return `number` as a constant of the given kind. Raise CodecSpecError if it is not finite or not in the kind's range."""
+    """Return `number` as a constant of the given kind. Raise CodecSpecError if it is not finite or outside the kind's range."""
     if kind in _LIMITS:
         low, high = _LIMITS[kind]
         if not isinstance(number, int) or isinstance(number, bool) or not low <= number <= high:
@@ -156,7 +156,10 @@ def constant(number: Number, kind: Dtype) -> Value:
 
 
 def pair(a: Value | Number, b: object) -> tuple[Value, Value]:
-    """Return `a` and `b` as values of one kind; a Python number takes the other's kind. Raise CodecSpecError if kinds differ."""
+    """Return `a` and `b` as values of one kind. A Python number takes the kind of the other.
+
+    Raise CodecSpecError if kinds differ.
+    """
     if isinstance(a, Value) and isinstance(b, Value):
         if a.kind is not b.kind:
             raise CodecSpecError(f"{a.kind.value} and {b.kind.value} do not mix: convert one of them, as in f32(x)")
@@ -212,7 +215,7 @@ def _compare(op: str, a: Value, b: object) -> Value:
 
 
 def replaced(end: Value, instead: Mapping[Value, Value]) -> Value:
-    """Return a copy of `end` in which the values that are keys of `instead` are replaced."""
+    """Return a copy of `end` in which each value that is a key of `instead` is replaced by its entry."""
     made = dict(instead)
     for value in below([end], known=list(instead)):
         args = [made[arg] for arg in value.args]
@@ -221,7 +224,10 @@ def replaced(end: Value, instead: Mapping[Value, Value]) -> Value:
 
 
 def below(ends: Sequence[Value], known: Sequence[Value] = ()) -> Iterator[Value]:
-    """Yield all operands of `ends`, at any depth, and the ends: each once, after its own operands. Skip the values in `known`."""
+    """Yield all operands of `ends`, at any depth, and the ends themselves. Each is yielded once, after its own operands.
+
+    Values in `known` are skipped, and so are operands on which only these values depend.
+    """
     seen = set(known)
     for end in ends:
         ahead = [(end, False)]

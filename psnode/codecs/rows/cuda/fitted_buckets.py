@@ -1,8 +1,10 @@
-"""The CUDA kernels for buckets of rows, each packed with the bits that its largest code needs: see rows/cuda/fitted.h.
+"""The CUDA kernels for buckets of rows.
 
-`measure` computes the numbers of each bucket, and makes its codes to find their width. `place_buckets` computes the offset of
-each bucket. When widths and offsets are known, `encode` (which makes the codes again) and `decode` process single rows, as for
-other packings.
+The codes of a bucket have as many bits as its largest code needs: see rows/cuda/fitted.h.
+
+`measure` computes the numbers of each bucket. It also computes the codes, only to find their width. `place_buckets` computes
+the offset of each bucket. When widths and offsets are known, `encode`, which computes the codes again, and `decode` process
+single rows, as for other packings.
 """
 
 from __future__ import annotations
@@ -43,13 +45,13 @@ HERE = "packed + starts[at / BUCKET_ROWS] + 64 * bits * (at % BUCKET_ROWS)"
 
 
 def header(program: Program) -> list[str]:
-    """Return the lines before the kernels."""
+    """Return the lines of text that precede the kernels."""
     defined = {"BUCKET_ROWS": program.packed.bucket, "NUMBERS": len(program.of_array), "COLUMNS": len(program.of_buckets)}
     return [*(f"#define {name} {number}u" for name, number in defined.items()), '#include "fitted.h"', ""]
 
 
 def measure(program: Program) -> list[str]:
-    """Return the lines of the kernel `measure`."""
+    """Return the lines of the source of the kernel `measure`."""
     rows, columns = CudaRows(program), (*program.of_array, *program.of_buckets)
     ends = [*(column.value for column in columns), program.packed.value]
     rows.numbers(ends)
@@ -70,7 +72,7 @@ def measure(program: Program) -> list[str]:
 
 
 def read(program: Program, rows: CudaRows, span: Span, ends: Sequence[Value]) -> None:
-    """Name the fields of a span that are in the body and on which `ends` depend."""
+    """Append the definitions of the fields of span `span` that are in the body and on which `ends` depend."""
     columns = {column.name: column for column in program.numbers}
     for value in below(ends):
         if value.op == "field" and value.span is span:
@@ -79,6 +81,6 @@ def read(program: Program, rows: CudaRows, span: Span, ends: Sequence[Value]) ->
 
 
 def word(column: Column, rows: CudaRows) -> str:
-    """Return the expression of a number as a 32-bit word."""
+    """Return the expression for the value of a column as a 32-bit word."""
     found = rows.number(column.value)
     return f"bits_of({found})" if column.value.kind is Dtype.F32 else f"(uint32)({found})"

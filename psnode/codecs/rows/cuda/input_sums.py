@@ -1,4 +1,7 @@
-"""The CUDA kernel that computes each row's part of a program's sums over the whole input. `fold_sums` (rows.h) adds the parts."""
+"""The CUDA kernel that computes each row's part of a program's sums over the whole input.
+
+The kernel `fold_sums` (rows.h) adds the parts.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ _ROW = [
 
 
 def sum_rows(program: Program) -> list[str]:
-    """Return the lines of the kernel `sum_rows`."""
+    """Return the lines of the source of the kernel `sum_rows`."""
     rows = CudaRows(program)
     rows.numbers([value.args[0] for value in program.sums])
     before = rows.taken()
@@ -37,7 +40,7 @@ def sum_rows(program: Program) -> list[str]:
 
 
 def _norms(program: Program) -> list[str]:
-    """Return the lines of the kernel for norms of all of x, which uses the parts of the rows."""
+    """Return the lines of the kernel that computes norms of the whole input from the parts of the rows."""
     places = [place for place, value in enumerate(program.sums) if value.op == NORM]
     if not places:
         return []

@@ -1,6 +1,6 @@
-"""Statements over a row in C++ for CUDA, with the macros of psnode/codecs/rows/cuda: a row is 16 registers of a warp.
+"""Statements over a row in C++ for CUDA, with the macros of psnode/codecs/rows/cuda. A row is held in 16 registers of a warp.
 
-Numbers of a row have plain types, and are spread over the lanes when they are combined with coordinates. Arithmetic of int32 is
+Numbers of a row have plain types. They are copied to all lanes when they are combined with coordinates. Arithmetic of int32 is
 done in uint32, whose overflow is defined.
 """
 
@@ -29,7 +29,7 @@ _FUNCTIONS = ("floor", "sqrt", "abs")
 
 
 class CudaRows(Statements):
-    """Writer of C++ statements. Loops are unrolled, so that all values are in registers."""
+    """Writer of C++ statements for CUDA. Loops are unrolled, so that all values are in registers."""
 
     opening, otherwise, closing = "if ({}) {{", "}} else {{".format(), "}"
 
@@ -42,7 +42,7 @@ class CudaRows(Statements):
         return f"{int(number)}u" if value.kind is Dtype.U32 else f"(int){int(number) & 0xFFFFFFFF}u"
 
     def lane(self, value: Value, name: str) -> str:
-        """Return the name of `value` as an operand in a loop over coordinates."""
+        """Return the name of `value` as an operand in a loop over coordinates. A number of the row is spread over the lanes."""
         return name if value.span is Span.COORDINATE else f"SPREAD_{LANES[value.kind]}({name})"
 
     def computed(self, end: Value) -> str:
@@ -63,7 +63,7 @@ class CudaRows(Statements):
         return [self.lane(end, name_of(end)) for end in ends]
 
     def expression(self, value: Value, names: list[str]) -> str:
-        """Return the expression of one operation; `names` are the names of its operands."""
+        """Return the expression of one operation. `names` are the names of its operands."""
         wide = value.span is Span.COORDINATE
         if value.op in ("shl", "shr"):
             names = [names[0], str(value.args[1].detail)]

@@ -1,8 +1,8 @@
-"""Generation of CUDA kernels from a program: `encode`, `decode`, and `sum_rows` if there are sums over the whole input.
+"""Generation of CUDA kernels from a program: `encode`, `decode`, and `sum_rows` if the program has sums over the whole input.
 
 The kernels `survey` and `fold_sums` are in psnode/codecs/rows/cuda/rows.h. A warp processes one row at a time and exchanges
-nothing with other warps. The same text is also C++ for a CPU, with a warp as a vector of 32 lanes: g++ -std=c++17
--ffp-contract=off -fwrapv. On a GPU, it needs --fmad=false; division and square root follow IEEE 754 by default.
+nothing with other warps. The same text is also valid C++ for a CPU, on which a warp is a vector of 32 lanes. It is compiled by
+g++ -std=c++17 -ffp-contract=off -fwrapv. On a GPU, it needs --fmad=false. Division and square root follow IEEE 754 by default.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _UNIT = [
 
 
 def text_of(program: Program) -> str:
-    """Return the text of the kernels, which depends only on the program."""
+    """Return the source of the kernels. It depends only on the program."""
     sums = [*sum_rows(program), ""] if program.sums else []
     more = ['#include "sparse.h"', ""] if program.packed.form == "sparse" else []
     if program.packed.form == "fitted":
@@ -66,7 +66,7 @@ def text_of(program: Program) -> str:
 
 
 def measuring_text_of(program: Program) -> str:
-    """Return the text of the kernel `measure` for the contractive form. Packings in blocks are not supported."""
+    """Return the source of the kernel `measure`, which codes the contractive form. Packings in blocks are not supported."""
     assert not program.packed.in_blocks, program.id
     return "\n".join([_HEADER.format(program.id), *_encode(program, measuring=True), ""])
 
@@ -113,7 +113,7 @@ def _encode(program: Program, measuring: bool = False) -> list[str]:
 
 
 def _encode_fitted(program: Program) -> list[str]:
-    """Return the kernel that packs rows whose numbers and widths are already in the body."""
+    """Return the lines of the kernel that packs rows whose numbers and widths are already in the body."""
     rows, (codes, kept) = CudaRows(program), program.with_fields
     rows.numbers([codes, kept])
     before = rows.taken()
@@ -164,16 +164,16 @@ def _decode(program: Program) -> list[str]:
 
 
 def _with_starts(lines: list[str], starts: str) -> list[str]:
-    """Return the opening of a kernel with an additional parameter, the offsets of blocks."""
+    """Return the opening lines of a kernel with `starts`, the offsets of blocks, as an additional parameter."""
     end = next(at for at, line in enumerate(lines) if line.endswith(") {"))
     return [*lines[:end], lines[end].replace(") {", f", {starts}) {{"), *lines[end + 1 :]]
 
 
 def _decode_blocks(program: Program, rows: CudaRows) -> list[str]:
-    """Return the kernel that decodes blocks.
+    """Return the lines of the kernel that decodes packings in blocks.
 
-    All coordinates of a dense block are decoded, but only the listed coordinates of a sparse block. Unless the values are added
-    to `out`, all coordinates of a sparse block are first written as code 1.
+    In a dense block all coordinates are decoded. In a sparse block, only the listed coordinates are decoded. If values are
+    written instead of added to `out`, all coordinates of a sparse block are first written as code 1.
     """
     for at, column in enumerate(program.of_array):
         value = next((value for value in below([program.decoded]) if value.op == "field" and value.detail == column.name), None)
@@ -218,7 +218,7 @@ def _codes(program: Program) -> str:
 
 
 def _width(width: Value | None, rows: CudaRows) -> list[str]:
-    """Return the line that names the width of the codes, if it is a number of the array."""
+    """Return the line that defines the width of the codes, or no line if the width is fixed."""
     return [] if width is None else [f"const uint32 bits = {rows.number(width)};"]
 
 

@@ -1,6 +1,6 @@
 """Formulas of psnode's own codecs, from which kernels for any processor can be generated.
 
-A formula belongs to a codec at its settings; it is None if rows cannot express these settings.
+A formula belongs to a codec with certain parameters. A codec has no formula if rows cannot express its parameters.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _RANKED = ("graddrop", "threshold", "topk")
 
 
 def formula_of(codec: Codec) -> Formula | None:
-    """Return the formula of a codec, even if the codec also has hand-written kernels, or None if it has no formula."""
+    """Return the formula of a codec, or None if it has no formula. The codec may also have hand-written kernels."""
     if isinstance(codec, Generated):
         return codec.formula()
     cls = _KNOWN.get(codec.id)
@@ -30,10 +30,10 @@ def formula_of(codec: Codec) -> Formula | None:
 
 
 def ranking_of(codec: Codec) -> Ranking | None:
-    """Return the formula that ranks the coordinates for a codec, or None if the codec does not select by rank."""
+    """Return the formula by which `codec` ranks coordinates, or None if the codec does not select coordinates by rank."""
     return MagnitudeRanks() if codec.id in _RANKED else None
 
 
 def has_formula(codec: Codec) -> bool:
-    """Return True if kernels of `codec` are generated from a formula, for a CPU or for a GPU."""
+    """Return True if kernels of `codec` for a CPU or for a GPU are generated from a formula."""
     return formula_of(codec) is not None or ranking_of(codec) is not None

@@ -11,7 +11,7 @@ from psnode.codecs.table import number_of
 
 
 class Known(ABC):
-    """A formula for one of psnode's codecs."""
+    """A formula of one of psnode's codecs, with the codec's parameters."""
 
     may_overflow = False
 
@@ -20,12 +20,12 @@ class Known(ABC):
 
     @classmethod
     def expresses(cls, codec: Any) -> bool:
-        """Return True if the formula expresses `codec` at its settings."""
+        """Return True if this class of formulas can express `codec` with its parameters."""
         return True
 
     @abstractmethod
     def to_fields(self, v: Value) -> Fields:
-        """Return the fields that are sent, as Formula.to_fields does."""
+        """Return the fields to send, as Formula.to_fields does."""
 
     @abstractmethod
     def from_fields(self, *fields: Any, **named: Any) -> Value:

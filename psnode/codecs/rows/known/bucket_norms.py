@@ -1,4 +1,4 @@
-"""The range of norms that float32 arithmetic can divide by."""
+"""The range of norms by which float32 arithmetic can divide."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ _LOW, _HIGH = 2.0**-50, 2.0**50
 
 
 def ordinary(norm: Value) -> Value:
-    """Return True for a norm in 2^-50 to 2^50, for which 2^16 levels / norm is a normal float32."""
+    """Return True if `norm` is in 2^-50 to 2^50. Then 2^16 levels / norm is a normal float32."""
     return (norm >= _LOW) & (norm <= _HIGH)

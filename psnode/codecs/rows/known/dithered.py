@@ -1,4 +1,4 @@
-"""Formula of the codec dithered without an entropy stage."""
+"""Formula of the codec dithered, used without an entropy stage."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _QUARTER = 128  # a quarter of a row; the dithers of coordinates j, 128 + j, 256
 
 
 class DitheredRows(Known):
-    """dithered: coordinates in units of delta = step times their bucket's root mean square are rounded with a dither.
+    """dithered: coordinates are rounded, with a dither, in units of delta = step times their bucket's root mean square.
 
-    The arithmetic is in units of 2^-16 delta: the rounded integer q has less than 15 bits, so 2^16 q fits into an int32. If delta
-    is outside 2^-50 to 2^50, the division by delta is done in float64. The step is a parameter.
+    The arithmetic is in units of 2^-16 delta. The rounded integer q has less than 15 bits, so that 2^16 q fits into an int32.
+    If delta is outside 2^-50 to 2^50, the division by delta is done in float64. The step is a parameter.
     """
 
     def to_fields(self, v: Value) -> Fields:
@@ -73,21 +73,24 @@ def _delta(step: Value, rms: Value) -> Value:
 
 
 def _root_mean_square(norm: Value, size: Value) -> Value:
-    """Return the root mean square, rounded up, so that only a norm of 0 gives 0."""
+    """Return the root mean square of a bucket, rounded up so that only a norm of 0 gives 0."""
     exact = maximum(norm / sqrt(f64(size)), _TINIEST)
     nearest = f32(exact)
     return where(norm == 0, 0.0, where(f64(nearest) >= exact, nearest, from_bits(bits(nearest) + 1)))
 
 
 def _dither() -> Value:
-    """Return the dither k, 0 to 2^16 - 1: random bits, with bits 13 and 14 of the magnitude replaced by the quarter of |u|."""
+    """Return the dither k, 0 to 2^16 - 1.
+
+    It consists of random bits, but bits 13 and 14 of the magnitude are replaced by the number of the quarter in which |u| lies.
+    """
     half = random16()
     quarter = (place_in_row() >> 7) ^ ((random16(_QUARTER) >> 13) & 3)
     return ((half & 0x1FFF) | (quarter << 13)) ^ ((half >> 15) + 0x7FFF)
 
 
 def _code(rounded: Value, dither: Value) -> Value:
-    """Return the code of a rounded integer.
+    """Return the code of a rounded integer, given the dither.
 
     0 has the code 0. The neighbour of 0 that the dither favours has the code 1, the other neighbour has the code 2, and so on.
     """
@@ -97,7 +100,7 @@ def _code(rounded: Value, dither: Value) -> Value:
 
 
 def _integer(code: Value, dither: Value) -> Value:
-    """Return the integer of a code, modulo 2^32: the inverse of _code."""
+    """Return the integer, modulo 2^32, that has a code under the dither. This is the inverse of _code."""
     flip = -_sign(dither)
     return ((code >> 1 ^ -(code & 1)) ^ flip) - flip
 

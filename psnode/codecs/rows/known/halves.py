@@ -27,8 +27,8 @@ class Bf16Rows(Known):
 class Fp16Rows(Known):
     """fp16: IEEE binary16, rounded to nearest even and limited to the largest finite value.
 
-    Values below 2^-14 become multiples of 2^-24; adding 1/2 rounds to these multiples. Other values keep 11 significant bits of
-    the float32.
+    Magnitudes below 2^-14 become multiples of 2^-24: adding 1/2 rounds them to such multiples. Other values keep 11 significant
+    bits of the float32.
     """
 
     def to_fields(self, v: Value) -> Fields:

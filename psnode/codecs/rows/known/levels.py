@@ -7,12 +7,12 @@ from psnode.codecs.rows.values import Value
 
 
 def factor(span: Value, steps: int) -> Value:
-    """Return 2^16 steps / span as a float32, such that span times the factor is at most 2^16 steps; 0 for a span of 0."""
+    """Return 2^16 steps / span as a float32, rounded so that span times the result is at most 2^16 steps. A span of 0 gives 0."""
     end = steps * 65536.0
     nearest = f32(end / f64(span))
     return where(span == 0, 0.0, where(span * nearest > end, below_by_one(nearest), nearest))
 
 
 def below_by_one(x: Value) -> Value:
-    """Return the next float32 below a positive one."""
+    """Return the next float32 below the positive float32 `x`."""
     return from_bits(bits(x) - 1)

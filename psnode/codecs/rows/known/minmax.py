@@ -11,7 +11,10 @@ from psnode.codecs.rows.values import Value
 
 
 class MinMaxRows(Known):
-    """minmax: equal steps from the least to the greatest value, scaled so that float32 can hold the span and its inverse."""
+    """minmax: equal steps from the least to the greatest value.
+
+    They are scaled so that float32 can hold the span and its inverse.
+    """
 
     def to_fields(self, v: Value) -> Fields:
         steps = 2**self.codec.bits - 1

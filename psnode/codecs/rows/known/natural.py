@@ -30,11 +30,11 @@ _FURTHER = 149  # widens an exponent for numbers below 2^-126
 class NaturalRows(Known):
     """natural: every value is rounded at random, without bias, to a power of two.
 
-    The code of a zero is 0. Any other code is 1 + 2 x (steps of the exponent below the largest one) + the sign bit. To round, the
-    exponent and the top 16 bits of the mantissa are treated as one integer: adding 16 random bits carries into the exponent with
-    the right probability. If any value is below 2^-126, all exponents are widened, so that subnormal numbers are represented too.
-    At most 255 exponents are kept. Values smaller than the least power of two that is kept are rounded at random to this power or
-    to 0.
+    The code of a zero is 0. Any other code is 1 + 2 x (the exponent's distance from the largest exponent) + the sign bit. For
+    rounding, the exponent and the top 16 bits of the mantissa are treated as one integer. Adding 16 random bits carries into
+    the exponent with the right probability. If any nonzero magnitude is below 2^-126, all exponents are widened, so that
+    subnormal numbers are represented too. At most 255 exponents are kept. Values smaller than the least power of two that is
+    kept are rounded at random to this power or to 0.
     """
 
     def to_fields(self, v: Value) -> Fields:
@@ -47,13 +47,16 @@ class NaturalRows(Known):
         return Fields(ends=ends, codes=planes(q, _width(ends), most=(2 * MAX_EXPONENTS).bit_length()))
 
     def _near(self, v: Value, t: Value) -> Value:
-        """Return the code of 0 or of a normal number, if only zeros are below 2^-126: all exponents then fit into 255."""
+        """Return the code of 0 or of a normal number.
+
+        It is used if only zeros are below 2^-126; at most 255 exponents are then possible.
+        """
         magnitude = bits(v) & MAGNITUDE
         rounded = settle((magnitude >> 7) + random16(), _way(magnitude))
         return where(magnitude == 0, u32(0), _code(t + _BIAS - rounded, v))
 
     def _far(self, v: Value, t: Value, exponents: Value) -> Value:
-        """Return the code of any number, with widened exponents."""
+        """Return the code of any number, computed with widened exponents."""
         magnitude = bits(v) & MAGNITUDE
         widened, highest = _widened(magnitude), t + (_BIAS + _FURTHER)  # widened exponent of the largest power of two
         lowest = highest - exponents + 1 << 16
@@ -75,22 +78,22 @@ class NaturalRows(Known):
 
 
 def _widened(magnitude: Value) -> Value:
-    """Return the bits of 2^149 times the float32 with bits `magnitude`, with a wider exponent; 0 for 0."""
+    """Return the bits of 2^149 times the float32 with the bits `magnitude`, in a format with a wider exponent. Return 0 for 0."""
     return where(magnitude < _NORMAL, bits(f32(i32(magnitude))), magnitude + (_FURTHER << 23))
 
 
 def _way(number: Value) -> Value:
-    """Return 2^16 times the mantissa of a float32 given by its bits: its relative distance from the power of two below."""
+    """Return 2^16 times the fraction f of a float32 2^e (1 + f), given by its bits."""
     return f32(i32(number & _FRACTION)) * 2.0**-7
 
 
 def _code(steps: Value, v: Value) -> Value:
-    """Return the code of a power of two `steps` steps below the largest, with the sign of `v`."""
+    """Return the code of the power of two `steps` steps below the largest one, with the sign of `v`."""
     return (steps << 1) + 1 + (bits(v) >> 31)
 
 
 def _power(exponent: Value) -> Value:
-    """Return the power of two with the widened exponent `exponent`; the largest float32 instead of 2^128."""
+    """Return the power of two with the widened exponent `exponent`. For 2^128, return the largest float32 instead."""
     small = from_bits(exponent - (_FURTHER - 64) << 23) * 2.0**-64
     other = where(exponent > _FURTHER + 2 * _BIAS, LARGEST, from_bits(exponent - _FURTHER << 23))
     return where(exponent <= _FURTHER, small, other)
@@ -102,6 +105,6 @@ def _read(ends: Value) -> tuple[Value, Value]:
 
 
 def _width(ends: Value) -> Value:
-    """Return the number of bits of the largest code, which is twice the number of exponents."""
+    """Return the number of bits of the largest code. This code is twice the number of exponents."""
     exponents = ends >> 16
     return where(exponents == 0, u32(0), (bits(f32(i32(exponents))) >> 23) - (_BIAS - 2))

@@ -32,9 +32,10 @@ _BIAS, _FRACTION = 127, 0x7FFFFF  # the bias of a float32's exponent, and the bi
 class NuqsgdRows(Known):
     """nuqsgd with buckets of 512: |v| / norm is rounded at random, without bias, to a power of two.
 
-    Rows of larger buckets are coded like buckets of 512, with norms that the caller gives. To round, the exponent and 16 bits of
-    the mantissa are treated as one integer: e 2^16 + f stands for 2^(e - 127) (1 + f / 2^16), and adding random bits carries into
-    the exponent. Divisions by norms outside 2^-50 to 2^50 are done in float64. The number of levels is a parameter.
+    Rows of larger buckets are coded like buckets of 512, with norms that the caller provides. For rounding, the exponent and 16
+    bits of the mantissa are treated as one integer: e 2^16 + f stands for 2^(e - 127) (1 + f / 2^16). Adding random bits
+    carries into the exponent. Divisions by norms outside 2^-50 to 2^50 are done in float64. The number of levels is a parameter
+    of the program.
     """
 
     def to_fields(self, v: Value) -> Fields:
@@ -47,7 +48,10 @@ class NuqsgdRows(Known):
         return Fields(levels=s, bucket=u32(ROW), norms=norm, codes=planes(q, (2 * self.codec.levels + 2).bit_length()))
 
     def _near(self, r: Value, s: Value) -> Value:
-        """Return the exponent to which `r` (float32, at most 1) is rounded; for 0, one below the exponent of the least level."""
+        """Return the exponent to which `r` (float32, at most 1) is rounded.
+
+        For 0 it is one below the exponent of the least level.
+        """
         least = _power(-i32(s))
         below = minimum(r, least) * _power(i32(s) + 16)
         is_above = r >= least
@@ -55,7 +59,7 @@ class NuqsgdRows(Known):
         return settle(start + random16(), where(is_above, f32(i32(bits(r) & _FRACTION)) * 2.0**-7, below))
 
     def _far(self, r: Value, s: Value) -> Value:
-        """Return the same as `_near`, for a float64."""
+        """Return the exponent to which `r` (float64, at most 1) is rounded, as `_near` does for a float32."""
         rounded = bits(f32(r)) >> 23
         exponent = where(f64(from_bits(rounded << 23)) > r, rounded - 1, rounded)
         is_above = r >= f64(_power(-i32(s)))
@@ -74,5 +78,5 @@ class NuqsgdRows(Known):
 
 
 def _power(exponent: Value) -> Value:
-    """Return 2 to the power of an int32, as a normal float32."""
+    """Return 2 to the power of `exponent`, an int32, as a normal float32."""
     return from_bits(u32(exponent + _BIAS) << 23)

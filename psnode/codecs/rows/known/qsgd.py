@@ -28,7 +28,7 @@ from psnode.codecs.rows.values import Value
 
 
 class QsgdRows(Known):
-    """qsgd with buckets of 512. The arithmetic is float32 for norms of 0 or from 2^-50 to 2^50, and float64 for others."""
+    """qsgd with buckets of 512. The arithmetic is in float32 if the norm is 0 or 2^-50 to 2^50, else in float64."""
 
     def to_fields(self, v: Value) -> Fields:
         s = self.codec.levels

@@ -1,4 +1,4 @@
-"""Formula of the codecs topk, threshold and graddrop, whose kernels are the same."""
+"""Formula of the codecs topk, threshold and graddrop. They share their GPU kernels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MAGNITUDE = 0x7FFFFFFF  # the bits of a float32 without its sign, which are orde
 
 
 class MagnitudeRanks:
-    """The ranks of coordinates are their magnitudes; zeros are never sent."""
+    """Formula that ranks coordinates by their magnitudes. Zeros are never sent."""
 
     id = "magnitude"
 

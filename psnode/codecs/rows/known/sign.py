@@ -10,7 +10,7 @@ from psnode.codecs.rows.values import Value
 
 
 class SignRows(Known):
-    """sign: one bit per coordinate. A coin decides the sign of a zero, whether 0 or -0."""
+    """sign: one bit per coordinate. For a zero, whether 0 or -0, a coin decides the sign."""
 
     def to_fields(self, v: Value) -> Fields:
         return Fields(negative=signs(is_negative(v)))
@@ -20,5 +20,5 @@ class SignRows(Known):
 
 
 def is_negative(v: Value) -> Value:
-    """Return True for numbers below 0, and for zeros of either sign whose coin is true."""
+    """Return True for numbers below 0, and for zeros (0 or -0) whose coin is True."""
     return where(any_of(v == 0), where(v == 0, coin(), v < 0), v < 0)

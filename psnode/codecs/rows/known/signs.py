@@ -1,4 +1,4 @@
-"""Formulas of the codecs scaledsign and onebit: a sign per coordinate, and means over the whole input as magnitudes."""
+"""Formulas of the codecs scaledsign and onebit: a sign for every coordinate, and means over the whole input as magnitudes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from psnode.codecs.rows.values import Value
 
 
 class ScaledSignRows(Known):
-    """scaledsign without buckets: the mean magnitude of all coordinates, with the sign of each coordinate."""
+    """scaledsign without buckets: each coordinate becomes the mean magnitude of all coordinates with its own sign."""
 
     def to_fields(self, v: Value) -> Fields:
         mean = f32(minimum(sum_of_all(abs(v)) / f64(size_of_all()), LARGEST))
@@ -22,7 +22,7 @@ class ScaledSignRows(Known):
 
 
 class OneBitRows(Known):
-    """onebit: the mean of all coordinates with the same sign. A zero adds nothing to a sum, and a coin decides its sign."""
+    """onebit: each coordinate becomes the mean of all coordinates with its sign. A coin decides the sign of a zero."""
 
     def to_fields(self, v: Value) -> Fields:
         negative = is_negative(v)

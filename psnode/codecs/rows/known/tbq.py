@@ -11,7 +11,10 @@ from psnode.codecs.rows.values import Value
 
 
 class TbqRows(Known):
-    """tbq: values of at least tau become tau, values of at most -tau become -tau, others become 0. A tau of 0 sends nothing."""
+    """tbq: values of at least tau become tau, values of at most -tau become -tau, and all others 0.
+
+    If tau is 0, nothing is sent.
+    """
 
     def to_fields(self, v: Value) -> Fields:
         if self.codec.tau is None:

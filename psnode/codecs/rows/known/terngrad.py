@@ -24,7 +24,7 @@ from psnode.codecs.rows.values import Value
 
 
 class TernGradRows(Known):
-    """terngrad: -s, 0 or s, rounded at random without bias.
+    """terngrad: every value becomes -s, 0 or s, rounded at random without bias.
 
     s is the largest magnitude of the input, or `clip` times the root mean square if this product is less. Values are first
     limited to -s..s.

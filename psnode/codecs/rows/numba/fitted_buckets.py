@@ -1,4 +1,4 @@
-"""The Numba kernel that encodes buckets of rows, each packed with the bits that its largest code needs."""
+"""The Numba kernel that encodes buckets of rows. The codes of a bucket have as many bits as its largest code needs."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class EncodingKernel(Protocol):
         """Return the number of coordinates of a bucket."""
 
     def place(self, column: Column) -> str:
-        """Return the expression of the number of a column, in the row `row`."""
+        """Return the expression that accesses the number of a column for the row `row`."""
 
     def left(self, start: str) -> None:
-        """Append the statements that serve the sinks after the row at `start` is coded."""
+        """Append the statements that serve the sinks after the row that begins at `start` has been coded."""
 
 
 def widths_of(program: Program) -> list[str]:
-    """Return the line that locates the widths of all buckets, which precede the codes."""
+    """Return the line that defines a view of the widths of all buckets, which precede the codes."""
     if program.packed.form != "fitted":
         return []
     columns = len(program.of_buckets)
@@ -39,7 +39,7 @@ def widths_of(program: Program) -> list[str]:
 
 
 def encode_body(kernel: EncodingKernel) -> list[str]:
-    """Return the statements for a bucket. The codes of all its rows are kept until their width is known."""
+    """Return the statements that encode a bucket. The codes of all its rows are kept until their width is known."""
     program, rows = kernel.program, kernel.rows
     ends = program.ends
     with rows.block():
@@ -83,5 +83,5 @@ def unpacking(program: Program) -> list[str]:
 
 
 def coded(bits: int) -> Store:
-    """Return the statement that stores a code of `bits` bits."""
+    """Return the statement that stores a code of at most `bits` bits."""
     return Store(f"part[{{at}}] = np.uint{8 if bits <= 8 else 16}({{x}})")

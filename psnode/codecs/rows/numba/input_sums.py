@@ -1,4 +1,4 @@
-"""The Numba kernels that compute a program's sums over the whole input, before the sweep that codes or in that sweep."""
+"""The Numba kernels that compute a program's sums over the whole input, either before the sweep that codes or during it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from psnode.codecs.rows.values import Dtype, Span, Value
 
 
 def sum_up(program: Program, functions: NumberFunctions) -> list[str]:
-    """Return the lines of the kernel `sum_up`. One float64 is kept per row and sum, and trees add them up at the end."""
+    """Return the lines of the kernel `sum_up`. It keeps one float64 per row and sum, which trees add up at the end."""
     if all(value.op == NORM for value in program.sums):
         return _norm_alone(program)
     rows = NumbaRows(program, functions, "")
@@ -38,7 +38,7 @@ def sum_up(program: Program, functions: NumberFunctions) -> list[str]:
 
 
 def _norm_alone(program: Program) -> list[str]:
-    """Return the lines of a kernel that computes only the norm, which also detects values that are not finite."""
+    """Return the lines of a kernel that computes only the norm. The norm also shows whether all values are finite."""
     return [
         "@kernel",
         "def sum_up(x, key, tops):",
@@ -78,7 +78,10 @@ def _totals(program: Program) -> list[str]:
 
 
 def _sum_row(program: Program, rows: NumbaRows, coded: str = "") -> None:
-    """Append the statements that store a row's part of every sum. `coded`: the array of the codes, if they are conditions."""
+    """Append the statements that store a row's part of every sum.
+
+    `coded`: the name of the array of the codes if these are conditions, else empty.
+    """
     for place, value in enumerate(program.sums):
         if value.op != NORM:
             found = (
@@ -88,7 +91,7 @@ def _sum_row(program: Program, rows: NumbaRows, coded: str = "") -> None:
 
 
 def _of_row(x: Value, rows: NumbaRows) -> str:
-    """Return the expression of a row's part of a sum, after appending the statements that it needs."""
+    """Append the statements that a row's part of a sum needs, and return the expression of this part."""
     if x.span is Span.ROW:
         return rows.number(x)
     if x.kind is Dtype.BOOL:
@@ -100,7 +103,7 @@ def _of_row(x: Value, rows: NumbaRows) -> str:
 
 
 class CodeAndSum(Kernel):
-    """The kernel that codes rows and computes the sums in one sweep: see Program.sums_beside."""
+    """The kernel that codes rows and computes the sums in the same sweep: see Program.sums_beside."""
 
     def lines(self) -> list[str]:
         """Return the lines of the kernel."""

@@ -1,7 +1,8 @@
-"""Functions of a generated module that compute numbers from numbers, as instructions of the processor.
+"""Functions of a generated module that compute numbers from numbers by instructions of the processor.
 
-Numba infers the type of every operation in a kernel's text, which takes most of the time of a compilation, and widens 32-bit
-integers. A function of instructions (psnode.codecs.kernels.llvm) is only run once, and its operations keep the types of numbers.
+In plain kernel text, Numba infers the type of every operation, which takes most of the time of a compilation, and widens 32-bit
+integers. A function of instructions (psnode.codecs.kernels.llvm) is traced only once, and its operations keep the types of the
+numbers.
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ def literal(value: Value) -> str:
 
 
 class NumberFunctions:
-    """The functions of a module. Equal functions are written once, wherever they are called."""
+    """The functions of a generated module. A function that is called in several places is written only once."""
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
 
     def call(self, ends: Sequence[Value], outside: Callable[[Value], str | None]) -> str:
-        """Return the call of a function that computes `ends`.
+        """Return the text that calls a function which computes `ends`.
 
-        `outside` returns the expression of a value that is known where the function is called, or None if the function has to
+        `outside` returns the expression of a value that is known where the function is called, or None if the function must
         compute the value.
         """
         passed = {value: found for value in below(ends) if (found := outside(value)) is not None}
@@ -63,7 +64,7 @@ class NumberFunctions:
         return f"{name}({', '.join(parameters)})"
 
     def lines(self) -> list[str]:
-        """Return the lines of all functions."""
+        """Return the lines of the text of all functions."""
         return [line for text, name in self._names.items() for line in ("@instructions", f"def {name}{text}", "", "")]
 
 

@@ -1,4 +1,4 @@
-"""A generated Numba kernel: the numbers of the body, and the codes of a row."""
+"""Base of generated Numba kernels: access to the numbers of the body, and packing of the codes of a row."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _VIEWS = {Dtype.F32: "viewed(side, np.float32)", Dtype.I32: "viewed(side, np.int
 
 
 class Kernel:
-    """Base of the kernels that encode or decode rows."""
+    """Base of the generators of kernels that encode or decode rows."""
 
     def __init__(self, program: Program, functions: NumberFunctions, decodes: bool = False) -> None:
         self.program = program
@@ -36,7 +36,7 @@ class Kernel:
         return 512 * self.program.packed.rows
 
     def scratch(self) -> list[str]:
-        """Return the lines that allocate scratch for a row, as far as it is used."""
+        """Return the lines that allocate the scratch memory that the kernel uses for a row."""
         lines = ["    room = new_rows()", "    low, low_words, lanes = room.low, room.low_words, np.empty(576, np.float32)"]
         if self.program.packed.form == "sparse":
             return [*lines, f"    digits, used = np.empty({self.digits}, np.uint8), 0", *rooms_of(self.rows)]
@@ -55,20 +55,20 @@ class Kernel:
         return lines + rooms_of(self.rows)
 
     def views(self) -> list[str]:
-        """Return the lines that name views of the numbers before the packing, by kind."""
+        """Return the lines that define views of the numbers before the packing, one view for each kind of number."""
         kinds = sorted({column.value.kind.value for column in self.columns})
         return [*(f"    {kind}s = {_VIEWS[Dtype(kind)]}" for kind in kinds), *widths_of(self.program)]
 
     def place(self, column: Column) -> str:
-        """Return the expression of the number of a column, in the row `row`."""
+        """Return the expression that accesses the number of a column for the row `row`."""
         return f"{column.value.kind.value}s[{place_of(self.program, column, '//')}]"
 
     def width(self, width: Value | None) -> list[str]:
-        """Return the line that names the width of the codes, if it is a number of the array."""
+        """Return the line that defines the width of the codes, or no line if the width is fixed."""
         return [] if width is None else [f"bits = np.int64({self.rows.number(width)})"]
 
     def packing(self, verb: str) -> list[str]:
-        """Return the lines that pack (`verb` "pack") or unpack a row's codes."""
+        """Return the lines that pack a row's codes (`verb` "pack") or unpack them."""
         form, most = self.program.packed.form, self.program.packed.bits
         bits: int | str = most
         here = f"cells[start // 512 * {16 * most} :]"
@@ -98,13 +98,13 @@ class Kernel:
         return [f"{verb}_row(low_words, {bits}, {here})" if verb == "pack" else f"{verb}_row({here}, {bits}, low_words)"]
 
     def adding(self, refused: str = "start") -> list[str]:
-        """Return the lines that add parts to a stretch of rows in memory, and return `refused` if a part is not finite."""
+        """Return the lines that add parts to some rows in memory, and that return `refused` if a part is not finite."""
         packed = self.program.packed
         return [line.format(512 * (packed.rows if packed.form == "fitted" else max(4, packed.rows)), refused) for line in _PARTS]
 
 
 def _coded(packed: Packed, decodes: bool) -> tuple[str, Store]:
-    """Return the name of the array that takes the codes of a row, and the statement that stores a code."""
+    """Return the name of the array that holds the codes of a row, and the statement that stores a code."""
     if packed.form == "halves":
         return "part", Store("part[{at}] = np.uint16({x})")
     if packed.form == "fitted" and not decodes:

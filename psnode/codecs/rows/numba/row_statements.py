@@ -1,4 +1,4 @@
-"""Statements over a row in Python for Numba: loops, whose operations are calls of functions of instructions."""
+"""Statements over a row in Python for Numba. They are loops whose operations are calls of functions of instructions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LOW, _HIGH = "low_half(words[i])", "high_half(words[i])"
 
 
 class NumbaRows(Statements):
-    """Writer of Python statements. `codes` is the expression of one code, with {} for its place in the array.
+    """Writer of Python statements for Numba. `codes` is the expression of one code, with {} for its index in the array.
 
     A random word serves two coordinates, so loops that use random bits process two coordinates at a time.
     """
@@ -34,7 +34,7 @@ class NumbaRows(Statements):
         return self.functions.call([end], self._names.get)
 
     def _leaves(self, end: Value) -> list[Value]:
-        """Return the numbers below `end` that no function can compute."""
+        """Return the numbers on which `end` depends and which no function can compute."""
         ahead, seen, found = [end], set[Value](), []
         while ahead:
             value = ahead.pop()
@@ -68,7 +68,7 @@ class NumbaRows(Statements):
         return self._called(ends, outside)
 
     def _called(self, ends: Sequence[Value], outside: Callable[[Value], str | None]) -> list[str]:
-        """Append the call that computes `ends`, as far as they are not known, and return their expressions."""
+        """Append the call that computes those of `ends` that are not known, and return the expressions of all `ends`."""
         names = {end: literal(end) if end.op == "constant" else outside(end) for end in ends}
         unknown = [end for end, name in names.items() if name is None]
         if unknown:
@@ -101,9 +101,9 @@ class NumbaRows(Statements):
         }[value.op]
 
     def summed(self, x: Value) -> str:
-        """Append the sum of a row by the tree of `sum_512`, and return its name.
+        """Append the statements that sum a row by the tree of `sum_512`, and return the name of the sum.
 
-        The sum is a float64; it is not finite if float32 overflows.
+        The sum is a float64. It is not finite if a sum in float32 overflows.
         """
         self.prepare([x])
         total = self.fresh()
@@ -119,7 +119,10 @@ class NumbaRows(Statements):
         return total
 
     def _any(self, condition: Value) -> str:
-        """Append a loop that stores nothing, unless the condition needs an array, and return the result's expression."""
+        """Append a loop that checks whether `condition` holds for a coordinate, and return the expression of the result.
+
+        Values are stored in an array only if the condition needs one.
+        """
         if any(value.op == "settle" for value in self.inside([condition])):
             self.room(condition)
         found = self.fresh()
@@ -158,9 +161,9 @@ class NumbaRows(Statements):
                 self._coordinate(ends, then, "256 + i", _HIGH)
 
     def _short_loop(self, ends: list[Value], then: Then, period: int) -> None:
-        """Append a loop over the coordinates that have their own random bits.
+        """Append a loop over the coordinates with random bits of their own, if bits are repeated after `period` coordinates.
 
-        Each pass of the loop also has the statements for the coordinates that share these bits.
+        Each pass of the loop also contains the statements for the coordinates that share these bits.
         """
         self.put(f"for i in range({period}):")
         with self.block():
@@ -170,11 +173,14 @@ class NumbaRows(Statements):
                 self._coordinate(ends, then, at, word, first)
 
     def _coordinate(self, ends: list[Value], then: Then, at: str, word: str, first: int | None = None) -> None:
-        """Name the ends in place `at` and append the statements that use them. With shared random bits, `at` is `first` + i."""
+        """Append the statements that compute the ends at index `at` and use them.
+
+        With shared random bits, `at` is `first` + i.
+        """
         self.put(*then(at, self.named(ends, partial(self._leaf, at, word, first=first), at)))
 
     def _leaf(self, at: str, word: str, value: Value, first: int | None = None) -> str | None:
-        """Return the expression that reads `value` at place `at` of a loop, or None if `value` must be computed instead."""
+        """Return the expression that reads `value` at index `at` of a loop, or None if `value` must be computed instead."""
         leaves = {"input": f"v[{at}]", "codes": self.codes.format(at), "coin": f"coins[{at}] != np.uint8(0)"}
         leaves["place_in_row"] = at  # the function takes it as a uint32
         if value.op != "random16" or value.detail == 512:
@@ -183,7 +189,10 @@ class NumbaRows(Statements):
         return f"low_half(words[{f'{at} & {period - 1}' if first is None else f'{first % period} + i'}])"
 
     def _settled(self, end: Value, open_ones: list[Value], store: Store) -> None:
-        """Append a loop that settles with 16 bits, and a second loop with further bits, which runs for rows with a tie."""
+        """Append a loop that settles the rounding with 16 random bits, and a second loop with further bits.
+
+        The second loop runs only for rows with a value that 16 bits leave open.
+        """
         self.put("worst = np.uint32(0)")
 
         def first(at: str, names: list[str]) -> list[str]:
@@ -201,12 +210,12 @@ class NumbaRows(Statements):
 
 
 def _periods(values: list[Value]) -> set[int]:
-    """Return the periods after which random bits are repeated."""
+    """Return the periods after which the random bits in `values` are repeated."""
     return {int(str(value.detail)) for value in values if value.op == "random16"}
 
 
 def rooms_of(rows: NumbaRows) -> list[str]:
-    """Return the statements that allocate memory for a row's random words and coins, and for values of all its coordinates."""
+    """Return the statements that allocate memory for a row's random words, its coins, and values of all its coordinates."""
     lines = []
     if rows.uses_random:
         lines.append("    words = np.empty(256, np.uint32)")

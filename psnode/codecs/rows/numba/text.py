@@ -1,8 +1,8 @@
 """Generation of a Python module with two Numba kernels, `encode_sum` and `decode`, from a program.
 
-A row stays in the first-level cache. Every part of the formula that is needed as a whole (codes to pack, values to sum, draws
-that may have to be settled) is a simple loop over the row. Everything else is computed in the loop that needs it. A `where` of a
-row or the array becomes an `if` around such loops.
+A row stays in the first-level cache. Some parts of the formula are needed for the whole row: codes to pack, values to sum, and
+random draws that may have to be settled. Each of them is a simple loop over the row. Everything else is computed in the loop
+that needs it. A `where` whose condition is a number of the row or of the array becomes an `if` around such loops.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _TELLING = {"l2_norm": "{} < 0", "largest": "not {} < np.inf"}  # conditions on 
 
 
 def text_of(program: Program) -> str:
-    """Return the text of the module, which depends only on the program."""
+    """Return the source of the module. It depends only on the program."""
     functions = NumberFunctions()
     sums = [*sum_up(program, functions), "", ""] if program.sums else []
     if program.sums_beside:
@@ -87,7 +87,7 @@ def text_of(program: Program) -> str:
 
 
 def _survey(program: Program) -> str:
-    """Return the calls that find the extremes of the whole input that the program needs."""
+    """Return the text of the calls that find those extremes of the whole input that the program needs."""
     if "least_magnitude_of_all" not in program.extremes:
         return "survey_ends(x, tops, parts)"
     beside = program.extremes & {"least_of_all", "greatest_of_all"}
@@ -154,9 +154,9 @@ class Encode(Kernel):
         ]
 
     def _row(self, ends: list[Value]) -> bool:
-        """Append the statements for a row.
+        """Append the statements that code a row.
 
-        Return True if a single loop makes the codes, so that the processor prefetches by itself.
+        Return True if a single loop computes the codes. The processor then prefetches without help.
         """
         rows, form, coded = self.rows, self.program.packed.form, self.coded
         for column in (column for column in self.program.of_rows if column.value.op == "given"):
@@ -181,7 +181,7 @@ class Encode(Kernel):
         return refused is None
 
     def left(self, start: str) -> None:
-        """Append the statements that use a row's codes: inner products, and the error of the row at `start`."""
+        """Append the statements that use a row's codes: inner products, and the error of the row that begins at `start`."""
         rows = self.rows
         is_fitted = self.program.packed.form == "fitted"  # kept values then have many statements, which are compiled once only
         rows.put("if dots.size or error.size:" if is_fitted else "if dots.size:")
@@ -199,7 +199,10 @@ class Encode(Kernel):
             rows.into(self.program.kept, Store("lost[{at}] -= {x}"))
 
     def _refused(self, ends: list[Value]) -> str | None:
-        """Return the condition under which a row is not coded, or an empty text, or None if the loop over the row must check."""
+        """Return the condition under which a row is not coded.
+
+        The result is an empty string if no check is needed, and None if the loop over the row must check its values.
+        """
         if self.program.sweeps or self.program.sums:
             return ""  # the sweep has checked all of the input
         if self.program.packed.rows > 1:
@@ -212,7 +215,7 @@ class Encode(Kernel):
 
 class _Decode(Kernel):
     def _add_or_overwrite(self) -> None:
-        """Append two loops over a row, only one of which runs."""
+        """Append two loops over a row, one that adds and one that overwrites. Only one of them runs."""
         program, rows = self.program, self.rows
         form = "y[{at}] += weight * {x}"
         if program.packed.form == "sparse":  # where nothing was sent, -0 must stay -0
