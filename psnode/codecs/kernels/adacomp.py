@@ -1,6 +1,7 @@
-"""The sweep of adacomp: compute a sum, split it into bins, and list the entries that one more step would lift to their bin's top.
+"""The sweep of adacomp. It adds the parts, splits the sum into bins, and lists the entries to send.
 
-A stretch of whole bins is read from memory once: the parts are added to it while it is in the first-level cache.
+An entry is sent if one more step would lift it to the maximum of its bin. A stretch of whole bins is read from memory once, and
+the parts are added to it while it is in the first-level cache.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ _MAGNITUDE = 0x7FFFFFFF
 
 
 def stretch_of(length: int) -> int:
-    """Return the number of coordinates that a kernel processes at a time: whole bins."""
+    """Return the number of coordinates that a kernel processes at a time. They form whole bins of `length` coordinates."""
     return length * max(1, STRETCH // length)
 
 
 @kernel
 def _newest(parts: PartTable, first: int, start: int, stop: int, fresh: Floats) -> None:
-    """Copy the values that the parts have in the stretch to `fresh`, with zeros elsewhere. `first`: see add_parts."""
+    """Copy the values of the parts in start..stop-1 to `fresh`, with zeros where no part is. `first` is as in add_parts."""
     fresh[:] = 0
     while first + 1 < len(parts) and parts[first + 1, START] < stop:
         part = parts[first + 1]
@@ -43,7 +44,7 @@ def _newest(parts: PartTable, first: int, start: int, stop: int, fresh: Floats) 
 
 @kernel
 def _mark(values: Floats, added: Floats, limit: np.float32, marks: Bytes) -> None:
-    """Mark values that reach `limit` when the part last added to them is added once more. Zeros are never marked."""
+    """Mark the values that would reach `limit` if the part last added to them were added once more. Zeros are never marked."""
     for i in range(values.size):
         marks[i] = np.uint8(abs(values[i] + added[i]) >= limit) & np.uint8(values[i] != 0)
 
@@ -52,12 +53,14 @@ def _mark(values: Floats, added: Floats, limit: np.float32, marks: Bytes) -> Non
 def gather(
     x: Floats, parts: PartTable, length: int, start: int, first: int, found: Words32, count: int, totals: Float64s
 ) -> tuple[int, int, int]:
-    """Append the entries of x that must be sent, from coordinate `start` on, to `found`, from place `count` on.
+    """Append the entries of x to send, from coordinate `start` on, to found[count:].
 
-    An entry is an index, plus NEGATIVE for a value below zero. `parts` are first added to their target, the memory of x. Without
-    parts, all of x counts as new. The largest magnitudes of the bins are added to totals[0], the magnitudes of the entries to
-    totals[1]. Return (stop, first, count). If stop is not the end, the scan must continue at stop, because `found` has room for
-    less than a stretch. A count of -1 means that a value at or after stop is not finite.
+    An entry is an index, plus NEGATIVE for a value below zero. `parts` are first added to their target, the memory of x.
+    Without parts, all of x counts as new. The largest magnitudes of the bins are added to totals[0], and the magnitudes of the
+    entries to totals[1].
+
+    Return (stop, first, count). If stop is not the end, `found` has room for less than a stretch, and the scan must continue at
+    stop. A count of -1 means that a value at or after stop is not finite.
     """
     wide()
     bits, step = viewed(x, np.uint32), length * max(1, STRETCH // length)
@@ -102,7 +105,7 @@ def gather(
 
 @kernel
 def split(found: Words32, scale: np.float32, indices: Words32, values: Floats) -> None:
-    """Write the indices and the decoded values of the entries that `gather` found."""
+    """Write the indices of the entries that `gather` found to `indices`, and their decoded values to `values`."""
     for i in range(found.size):
         indices[i] = found[i] & np.uint32(_MAGNITUDE)
         values[i] = -scale if found[i] & np.uint32(NEGATIVE) else scale

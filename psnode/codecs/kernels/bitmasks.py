@@ -1,4 +1,7 @@
-"""64 comparisons as the bits of one word, and the positions of its ones, for scans that look for few large values."""
+"""Masks of 64 comparisons in the bits of one word, and the positions of its ones.
+
+Scans that look for few large values use them.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +27,16 @@ def _at_least(row: Any, limit: np.uint32) -> np.uint64:
 
 @instructions
 def mask_at_least(bits: Words32, start: int, limit: np.uint32) -> np.uint64:
-    """Return a word in which bit j is 1 if the float32 with the bits bits[start + j] has at least the magnitude of `limit`."""
+    """Return a word in which bit j is 1 if the magnitude of value start + j is at least that of `limit`.
+
+    Values are given by their float32 bits.
+    """
     return _at_least(load(bits, start, LANES), limit)
 
 
 @instructions
 def mask_copied(x: Floats, target: Floats, start: int, limit: np.uint32) -> np.uint64:
-    """Copy 64 values of x to target, from `start` on in both, and return the mask of the copied values."""
+    """Copy 64 values of x, from `start` on, to the same positions of target, and return the mask of the copied values."""
     row = load(x, start, LANES)
     store(target, start, row)
     return _at_least(row.view(np.uint32), limit)
@@ -38,7 +44,7 @@ def mask_copied(x: Floats, target: Floats, start: int, limit: np.uint32) -> np.u
 
 @instructions
 def mask_added(x: Floats, target: Floats, start: int, limit: np.uint32) -> np.uint64:
-    """Add 64 values of x to target, from `start` on in both, and return the mask of the sums."""
+    """Add 64 values of x, from `start` on, to the same positions of target, and return the mask of the sums."""
     row = load(target, start, LANES) + load(x, start, LANES)
     store(target, start, row)
     return _at_least(row.view(np.uint32), limit)

@@ -1,8 +1,8 @@
-"""Hints to the processor, which change the speed of a kernel but never its results; and copies.
+"""Hints to the processor that change the speed of a kernel but never its results, and a function that copies arrays.
 
-A kernel that works on one block at a time in the first-level cache leaves the memory idle while it computes, unless it prefetches
-the next block. On AMD processors up to Zen 4, kernels prefetch nothing. Processors of the Ice Lake family and later are not
-slowed down by vectors of 512 bits, which LLVM avoids because they slow down earlier processors.
+A kernel that works on one block at a time in the first-level cache leaves the memory idle while it computes, unless it
+prefetches the next block. On AMD processors up to Zen 4, kernels do not prefetch. LLVM avoids vectors of 512 bits, because they
+slow down early processors that have them. They do not slow down the Ice Lake family and later processors.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def fetch_row_to_write(array: npt.NDArray[Any], start: int) -> None:
 def copy_to(source: npt.NDArray[Any], target: npt.NDArray[Any]) -> None:
     """Copy the 1-D `source` to the beginning of the 1-D `target`.
 
-    With an assignment to a slice, Numba would also compile the text of an error about shapes, which takes a second or two.
+    For an assignment to a slice, Numba would also compile the text of an error about shapes, which takes a second or two.
     """
     for i in range(source.size):
         target[i] = source[i]

@@ -1,8 +1,8 @@
-"""Loops over the ids of clusters: assigning, averaging, and converting ids to values.
+"""Loops over the ids of clusters. They assign values to clusters, compute means, and convert ids to values.
 
-K - 1 ascending edges separate K clusters: cluster k holds the values from edge k - 1 up to, but not including, edge k. The upper
-14 bits of a float32, mapped to the order of the values, index a table, which holds the number of edges that are at most the least
-float32 with these bits. The value is then compared with the next edges.
+K - 1 ascending edges separate K clusters: cluster k holds the values from edge k - 1 up to, but not including, edge k. To find
+the cluster of a value, the upper 14 bits of the float32, mapped to the order of the values, index a table. Each entry holds the
+number of edges that are at most the least float32 with these bits. The value is then compared with the next edges.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Ids = Bytes | Int64s
 
 @inlined
 def ordered(bits: np.uint32) -> np.uint32:
-    """Return the bits of a float32 as an integer in the order of the values."""
+    """Return an integer, made of the bits of a float32, that is ordered like the float32 values."""
     negative = np.uint32(0) - (bits >> np.uint32(31))
     return np.uint32(bits ^ (negative | np.uint32(_SIGN)))
 
 
 @kernel
 def lookup(edges: Floats, table: Bytes) -> None:
-    """Write to table[c], for CELLS cells, the number of `edges` (at most 255) whose `ordered` bits are at most c 2^18."""
+    """Fill the table of `assign`: entry c is the number of `edges` (at most 255) whose `ordered` bits are at most c 2^18."""
     bits = viewed(edges, np.uint32)
     k = 0
     for cell in range(table.size):
@@ -42,7 +42,7 @@ def lookup(edges: Floats, table: Bytes) -> None:
 
 @kernel
 def assign(x: Floats, edges: Floats, table: Bytes, codes: Bytes) -> None:
-    """Write the cluster of every coordinate. `edges`: all edges, followed by infinity; `table`: from lookup."""
+    """Write the cluster of every coordinate to `codes`. `edges`: all edges, followed by infinity. `table`: made by `lookup`."""
     bits = viewed(x, np.uint32)
     cells = np.empty(HALF, np.uint8)
     for start in range(0, x.size, HALF):
@@ -58,7 +58,10 @@ def assign(x: Floats, edges: Floats, table: Bytes, codes: Bytes) -> None:
 
 @kernel
 def totals(x: Floats, codes: Bytes, sums: Float64s, counts: Int64s) -> None:
-    """Write the sum and the number of the coordinates in every cluster. Eight lanes are summed, then added in order."""
+    """Write the sum and the number of the coordinates in every cluster.
+
+    Each sum is computed in eight lanes, which are added in order.
+    """
     clusters = sums.size
     lane_sums, lane_counts = np.zeros((LANES, clusters), np.float64), np.zeros((LANES, clusters), np.int64)
     full = x.size // LANES * LANES
@@ -89,9 +92,9 @@ def squares(x: Floats, codes: Bytes, sums: Float64s) -> None:
 def cells_of(codes: Bytes, sizes: Int64s, key: Words, stream: int, cells: Int64s) -> None:
     """Write the number of the bucket of every coordinate to `cells`.
 
-    A coordinate of cluster k goes to bucket floor(w n / 2^32) of the n = sizes[k] buckets of the cluster; the buckets of all
-    clusters are numbered consecutively. w is a random word: for coordinate i, rng.fill makes the calls 64 b .. 64 b + 63, where
-    b = floor(i / 256), and w is entry i mod 256 of its output.
+    A coordinate of cluster k goes to bucket floor(w n / 2^32) of the n = sizes[k] buckets of the cluster. The buckets of all
+    clusters are numbered consecutively. w is the random word of the coordinate: for coordinate i, it is entry i mod 256 of the
+    output of rng.fill for the calls 64 b .. 64 b + 63, where b = floor(i / 256).
     """
     first = np.zeros(sizes.size, np.int64)
     for k in range(1, sizes.size):
@@ -116,13 +119,13 @@ def bucket_totals(x: Floats, cells: Ids, sums: Float64s, counts: Int64s) -> None
 
 @kernel
 def write(codes: Ids, values: Floats, out: Floats) -> None:
-    """Write out = values[codes]."""
+    """Write values[codes] to `out`."""
     for i in range(out.size):
         out[i] = values[codes[i]]
 
 
 @kernel
 def add(codes: Ids, values: Floats, out: Floats) -> None:
-    """Write out += values[codes]."""
+    """Add values[codes] to `out`."""
     for i in range(out.size):
         out[i] += values[codes[i]]

@@ -1,8 +1,8 @@
-"""One-dimensional clustering of weighted values, with the least squared error, or with the least squared error at a given rate.
+"""One-dimensional clustering of weighted values, with the least squared error or with the least squared error at a given rate.
 
-`counts`, `sums` and `squares` are cumulative over ascending values: element i belongs to the first i values, so that the squared
-error of any run of values around its mean takes three differences. Arithmetic is float64 in a fixed order, without functions that
-differ between libraries. Clusters are therefore equal on every machine.
+`counts`, `sums` and `squares` are cumulative over ascending values: element i is the total over the first i values. The squared
+error of any run of values around its mean is therefore computed from three differences. Arithmetic is in float64, in a fixed
+order, without functions that differ between libraries. Clusters are therefore equal on every machine.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ def _cost(counts: Float64s, sums: Float64s, squares: Float64s, start: int, stop:
 
 @kernel
 def least_squares(counts: Float64s, sums: Float64s, squares: Float64s, clusters: int, stops: Int64s) -> None:
-    """Write to stops[k] the end of run k, for the partition into `clusters` runs with the least squared error.
+    """Write the end of run k to stops[k], for the partition into `clusters` runs with the least squared error.
 
-    The algorithm is dynamic programming over the number of runs. The best last cut increases with the end, so that divide and
-    conquer finds all cuts of a row in O(M log M): Wang and Song, "Ckmeans.1d.dp", R Journal 3(2), 2011, as sped up by Song and
-    Zhong, Bioinformatics 36, 2020.
+    The algorithm is dynamic programming over the number of runs. The best last cut increases with the end. Therefore divide and
+    conquer finds all cuts for one number of runs in O(M log M), where M is the number of values: Wang and Song,
+    "Ckmeans.1d.dp", R Journal 3(2), 2011, as sped up by Song and Zhong, Bioinformatics 36, 2020.
     """
     m = counts.size - 1
     best, previous = np.empty(m + 1, np.float64), np.empty(m + 1, np.float64)
@@ -76,7 +76,7 @@ def least_squares(counts: Float64s, sums: Float64s, squares: Float64s, clusters:
 
 @inlined
 def _log2(v: float) -> float:
-    """Return log2 of v >= 1, from a power of two and the series of the inverse hyperbolic tangent."""
+    """Return log2 of v >= 1. It is computed from a power of two and the series of the inverse hyperbolic tangent."""
     result = 0.0
     while v >= 2.0:
         v *= 0.5
@@ -92,14 +92,14 @@ def _log2(v: float) -> float:
 
 @kernel
 def logarithms(values: Float64s, out: Float64s) -> None:
-    """Write out = log2(values). Each value is at least 1."""
+    """Write log2(values) to `out`. Each value is at least 1."""
     for i in range(values.size):
         out[i] = _log2(values[i])
 
 
 @kernel
 def entropy(counts: Float64s, stops: Int64s) -> float:
-    """Return the bits per value that an ideal code of the runs' ids takes."""
+    """Return the number of bits per value that an ideal code of the runs' ids takes."""
     total = 0.0
     whole = counts[-1]
     start = np.int64(0)
@@ -113,10 +113,10 @@ def entropy(counts: Float64s, stops: Int64s) -> float:
 
 @kernel
 def settle(values: Float64s, counts: Float64s, sums: Float64s, penalty: float, stops: Int64s) -> int:
-    """Move the ends of the runs to a local minimum of squared error + penalty * bits. Return the number of runs that are left.
+    """Move the ends of the runs until squared error + penalty * bits has a local minimum. Return the number of runs left.
 
-    A value belongs to the run k with the least (v - mean_k)^2 + penalty * log2(1 / share_k). Source: Chou, Lookabaugh, Gray,
-    "Entropy-constrained vector quantization", IEEE Trans. ASSP 37(1), 1989.
+    A value belongs to the run k with the least (v - mean_k)^2 + penalty * log2(1 / share_k), where share_k is the run's share
+    of all values. Source: Chou, Lookabaugh, Gray, "Entropy-constrained vector quantization", IEEE Trans. ASSP 37(1), 1989.
     """
     used = stops.size
     m = values.size
@@ -159,7 +159,7 @@ def settle(values: Float64s, counts: Float64s, sums: Float64s, penalty: float, s
 
 @inlined
 def _decay(r: float) -> float:
-    """Return exp(-r) for r in 0 .. 600: the power series at r / 2^12, squared 12 times."""
+    """Return exp(-r) for r in 0 .. 600. It is the power series at r / 2^12, squared 12 times."""
     x = r / 4096.0
     result = 1.0 - x * (1.0 - x / 2.0 * (1.0 - x / 3.0 * (1.0 - x / 4.0 * (1.0 - x / 5.0))))
     for _ in range(_SQUARINGS):
@@ -169,9 +169,10 @@ def _decay(r: float) -> float:
 
 @kernel
 def bucket_sizes(counts: Float64s, variances: Float64s, mu: float, sizes: Float64s) -> None:
-    """Write n / r with s g(r) = mu for clusters of n values of variance s, by bisection of r in 0 .. 600; 0 where s <= mu.
+    """Write the size n / r for every cluster of n values of variance s, where r solves s g(r) = mu. The size is 0 if s <= mu.
 
-    g(r) = 1 - (1 + r) exp(-r), as in psnode.codecs.sketches.budget.
+    g(r) = 1 - (1 + r) exp(-r), as in psnode.codecs.sketches.budget. r is found by bisection in 0 .. 600, and n / r is limited
+    to n.
     """
     for k in range(counts.size):
         sizes[k] = 0.0

@@ -1,11 +1,13 @@
 """The orthonormal discrete cosine transform (DCT-II) of blocks of a power of two, and its inverse, in float64.
 
-16 blocks are transformed in parallel; value i of each of them is in row i. The transform is Lee's recursion. The even
-coefficients of n values are the coefficients of the sums x_i + x_{n-1-i}. For the odd coefficients, the differences
-x_i - x_{n-1-i} are divided by 2 cos((i + 1/2) pi / n); each odd coefficient is the sum of two neighbouring coefficients of these
-quotients. The inverse is the transpose: the same steps in reverse order. The remainder of a vector is cut into smaller powers of
-two, so that the transform of any vector is orthonormal. No step depends on the processor. The cosines do not either, because they
-are computed with sums, products, quotients and square roots only (docs/decisions/fourier-atomo.md).
+16 blocks are transformed in parallel, and row i holds value i of each of them. The transform is Lee's recursion. The even
+coefficients of n values are the coefficients of the sums x_i + x_{n-1-i}. For the odd coefficients, the differences x_i -
+x_{n-1-i} are divided by 2 cos((i + 1/2) pi / n). Each odd coefficient is the sum of two neighbouring coefficients of these
+quotients. The inverse is the transpose: the transposed steps in reverse order.
+
+Values after the last full block are cut into blocks of smaller powers of two, so that the transform of any vector is
+orthonormal. No step depends on the processor. The cosines do not depend on it either, because they are computed with sums,
+products, quotients and square roots only (docs/decisions/fourier-atomo.md).
 
 Source: Lee, "A new algorithm to compute the discrete cosine transform", IEEE Trans. ASSP 32, 1984.
 """
@@ -29,7 +31,10 @@ LANES = 16
 
 @cache
 def factors(longest: int = LONGEST) -> Float64s:
-    """Return a table with 1 / (2 cos((i + 1/2) pi / n)) at n / 2 + i, for i < n / 2 and all powers of two n up to `longest`."""
+    """Return a table of the factors 1 / (2 cos((i + 1/2) pi / n)), for i < n / 2 and all powers of two n up to `longest`.
+
+    The factor for i and n is at index n / 2 + i.
+    """
     cosine, sine = np.ones(1), np.zeros(1)  # of m pi / (2 longest), for m = 0, 1, ...
     c, s = 0.0, 1.0  # of pi / 2^j
     steps = []
@@ -48,7 +53,7 @@ def factors(longest: int = LONGEST) -> Float64s:
 
 @instructions
 def halve_rows(a: Float64s, b: Float64s, first: int, last: int, low: int, high: int, factor: np.float64) -> None:
-    """Write the sums of two rows, and their differences times `factor`."""
+    """Write the sum of two rows of `a`, and their difference times `factor`, to two rows of `b`."""
     one, other = load(a, first, LANES), load(a, last, LANES)
     store(b, low, one + other)
     store(b, high, (one - other) * spread(factor, LANES))
@@ -56,7 +61,7 @@ def halve_rows(a: Float64s, b: Float64s, first: int, last: int, low: int, high: 
 
 @instructions
 def join_rows(a: Float64s, b: Float64s, low: int, high: int, first: int, last: int, factor: np.float64) -> None:
-    """Write the transpose of halve_rows."""
+    """Write the result of the transposed step of halve_rows to two rows of `b`."""
     even, odd = load(a, low, LANES), load(a, high, LANES) * spread(factor, LANES)
     store(b, first, even + odd)
     store(b, last, even - odd)
@@ -76,7 +81,7 @@ def move_row(a: Float64s, origin: int, b: Float64s, target: int) -> None:
 
 @inlined
 def _forward(a: Float64s, b: Float64s, size: int, table: Float64s) -> None:
-    """Overwrite the first `size` rows of `a` with their transform, not normalised. `b`: scratch of the same size."""
+    """Overwrite the first `size` rows of `a` with their transform, which is not normalised. `b`: scratch of the same size."""
     n = size
     while n > 1:
         half = n // 2
@@ -104,7 +109,7 @@ def _forward(a: Float64s, b: Float64s, size: int, table: Float64s) -> None:
 
 @inlined
 def _backward(a: Float64s, b: Float64s, size: int, table: Float64s) -> None:
-    """Apply the transposed steps of _forward in reverse order."""
+    """Apply the transposed steps of _forward in reverse order to the rows of `a`. `b`: scratch of the same size."""
     n = size
     while n > 1:
         half = n // 2
@@ -132,13 +137,13 @@ def _backward(a: Float64s, b: Float64s, size: int, table: Float64s) -> None:
 
 @inlined
 def _scales(size: int, scale: float) -> tuple[float, float]:
-    """Return the factors that normalise the first coefficient and the other coefficients, times `scale`."""
+    """Return the normalising factors of the first coefficient and of the other coefficients, both times `scale`."""
     return scale * np.sqrt(1.0 / size), scale * np.sqrt(2.0 / size)
 
 
 @inlined
 def _coefficients(x: Floats, size: int, lanes: int, scale: float, table: Float64s, a: Float64s, b: Float64s, out: Floats) -> None:
-    """Transform `lanes` blocks of `size` values."""
+    """Write `scale` times the coefficients of `lanes` blocks of `size` values to `out`."""
     for lane in range(lanes):
         for i in range(size):
             a[i * LANES + lane] = np.float64(x[lane * size + i])
@@ -152,7 +157,10 @@ def _coefficients(x: Floats, size: int, lanes: int, scale: float, table: Float64
 
 @kernel
 def coefficients(x: Floats, block: int, scale: float, table: Float64s, out: Floats) -> None:
-    """Write `scale` times the coefficients of `x` to `out`. Both are flat and do not overlap. `table`: factors()."""
+    """Write `scale` times the coefficients of `x` to `out`. Both are flat and do not overlap.
+
+    `table`: the result of factors().
+    """
     wide()
     a, b = np.zeros(block * LANES, np.float64), np.zeros(block * LANES, np.float64)
     start, size = 0, block
@@ -166,7 +174,10 @@ def coefficients(x: Floats, block: int, scale: float, table: Float64s, out: Floa
 
 @inlined
 def _blocks(a: Float64s, size: int, lanes: int, limit: float, weight: np.float32, out: Floats) -> None:
-    """Add `weight` times `lanes` blocks of `size` values, the rows of `a`, to `out`. With a weight of 0, write the values."""
+    """Add `weight` times `lanes` blocks of `size` values, the rows of `a`, to `out`.
+
+    With a weight of 0, write the values instead.
+    """
     for lane in range(lanes):
         for i in range(size):
             value = np.float32(min(max(a[i * LANES + lane], -limit), limit))
@@ -185,10 +196,12 @@ def restore(
     weight: np.float32,
     out: Floats,
 ) -> None:
-    """Add `weight` times y to `out` (flat). The coefficients of y are `scale` times `values` at ascending `indices`, or zero.
+    """Add `weight` times y to `out` (flat).
 
-    y is rounded to float32 and limited to +-`limit`; the product and the sum are both rounded to float32. With a weight of 0, y
-    is written to `out`. `table`: factors().
+    The coefficients of y are `scale` times `values` at ascending `indices`, and 0 elsewhere.
+
+    y is rounded to float32 and limited to +-`limit`. The product and the sum are both rounded to float32. With a weight of 0, y
+    is written to `out` instead. `table`: the result of factors().
     """
     wide()
     a, b = np.empty(block * LANES, np.float64), np.empty(block * LANES, np.float64)

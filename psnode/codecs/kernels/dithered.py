@@ -1,12 +1,12 @@
 """Dithering of a block of 512 coordinates, in loops that LLVM vectorises.
 
-In units of step * rms, a is a coordinate and u = (k + 1/2) / 2^16 - 1/2 is its dither, with k uniform in 0..65535. a is rounded
-to the integer q = floor((2^16 a + k) / 2^16) and decoded as y = q - u. Ties (psnode.codecs.kernels.fixed_point) are settled as if
-k had further random bits; the 1/2 in u is the mean of these bits.
+Let a be a coordinate in units of step * rms, and u = (k + 1/2) / 2^16 - 1/2 its dither, with k uniform in 0..65535. a is
+rounded to the integer q = floor((2^16 a + k) / 2^16), and decodes to y = q - u. Ties (psnode.codecs.kernels.fixed_point) are
+settled as if k had further random bits. The 1/2 that is added to k in u is the mean of these bits.
 
-Coordinates j, 128 + j, 256 + j and 384 + j of a block have their |u| in the four quarters of 0..1/2, one in each. Only four
-orders occur: the class of coordinate 128 g + j is g xor r_j, with r_j uniform in 0..3. Signs and the other bits of u are
-independent.
+The |u| of the coordinates j, 128 + j, 256 + j and 384 + j of a block lie in the four quarters of 0..1/2, one in each. The
+number of the quarter is called the class of a coordinate. Only four orders of the classes occur: the class of coordinate 128 g
++ j is g xor r_j, with r_j uniform in 0..3. Signs and the other bits of u are independent.
 
 Blocks whose step * rms is outside 2^-50..2^50 are computed in float64, one coordinate at a time.
 """
@@ -33,7 +33,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 @inlined
 def _dither(half: np.uint32, quarter: np.uint32) -> np.uint32:
-    """Return k: 16 random bits, of which bits 13 and 14 are replaced by the quarter of |u|."""
+    """Return the dither k: 16 random bits, of which bits 13 and 14 are replaced by the number of the quarter of |u|."""
     magnitude = np.uint32(half & np.uint32(0x1FFF)) | np.uint32(quarter << np.uint32(13))
     return np.uint32(magnitude ^ np.uint32(np.uint32(0x7FFF) + np.uint32(half >> np.uint32(15))))
 
@@ -57,7 +57,7 @@ def block_dither(key: Words, stream: int, block: int, words: Words32, orders: Wo
 
 @kernel
 def _settle_ties(v: Floats, factor: np.float32, k: Words32, key: Words, stream: int, start: int, q: Int32s) -> None:
-    """Add 1 to each integer with a tie that further random bits round up."""
+    """Add 1 to each integer of `q` that has a tie which further random bits round up."""
     for i in range(BLOCK):
         a = v[i] * factor
         if is_tie(fixed_point(a, np.uint32(0), k[i])) and goes_up(np.float64(a), key, stream, start + i):
@@ -76,7 +76,7 @@ def _careful_quantise(v: Floats, factor: float, k: Words32, key: Words, stream: 
 
 @kernel
 def quantise(v: Floats, delta: float, k: Words32, key: Words, stream: int, start: int, q: Int32s) -> None:
-    """Write the integers q of `v`, the 512 coordinates from `start` on. delta = step * rms."""
+    """Write the integers q of the values `v`, the 512 coordinates from `start` on, where delta = step * rms."""
     wide()
     if delta == 0:
         q[:] = 0
@@ -96,7 +96,7 @@ def quantise(v: Floats, delta: float, k: Words32, key: Words, stream: int, start
 
 @kernel
 def reconstruct(q: Int32s, delta: float, k: Words32, y: Floats) -> None:
-    """Write y = (q - u) delta, limited to the range of float32."""
+    """Write the decoded values (q - u) delta to `y`, limited to the range of float32."""
     wide()
     if delta == 0:
         y[:] = np.float32(0)
@@ -113,7 +113,7 @@ def reconstruct(q: Int32s, delta: float, k: Words32, y: Floats) -> None:
 
 @kernel
 def to_codes(q: Int32s, k: Words32, codes: Words32) -> np.uint32:
-    """Write the codes of integers, and return the largest code.
+    """Write the codes of the integers `q`, and return the largest code.
 
     0 has the code 0. The neighbour of 0 that the dither favours has the code 1, the other neighbour has the code 2, and so on.
     """
@@ -129,7 +129,7 @@ def to_codes(q: Int32s, k: Words32, codes: Words32) -> np.uint32:
 
 @kernel
 def from_codes(codes: Words32, k: Words32, q: Int32s) -> None:
-    """Write the integers that the codes stand for: the inverse of to_codes."""
+    """Write the integers that the codes stand for to `q`. This is the inverse of to_codes."""
     wide()
     for i in range(BLOCK):
         s = np.int32(np.int32(codes[i] >> np.uint32(1)) ^ np.int32(-np.int32(codes[i] & np.uint32(1))))
@@ -139,7 +139,10 @@ def from_codes(codes: Words32, k: Words32, q: Int32s) -> None:
 
 @kernel
 def by_class(codes: Words32, orders: Words32) -> None:
-    """Exchange the codes of coordinates 128 g + j so that place g holds class g. The exchange is its own inverse."""
+    """Exchange the codes of the coordinates 128 g + j so that position 128 c + j holds the code of class c.
+
+    The exchange is its own inverse.
+    """
     wide()
     for j in range(QUARTER):
         odd = np.uint32(-np.int32(orders[j] & np.uint32(1)))

@@ -1,4 +1,4 @@
-"""The codec dithered over whole arrays, bucket by bucket, as symbols of one byte for an entropy stage.
+"""Coding of whole arrays by the codec dithered, bucket by bucket, as symbols of one byte for an entropy stage.
 
 The symbols of full blocks come first, in four runs, one for each class of the dither, because each class has its own
 distribution. The symbols of an incomplete last block follow in their order.
@@ -28,10 +28,10 @@ _TINIEST = float(np.finfo(np.float32).smallest_subnormal)
 
 
 class Lattice(NamedTuple):
-    """The points of the quantiser.
+    """The points to which coordinates are rounded.
 
-    `step` is their distance in units of a bucket's root mean square. `bucket` is the number of coordinates of a bucket, a
-    multiple of 512.
+    `step` is the distance between points in units of a bucket's root mean square. `bucket` is the number of coordinates of a
+    bucket, a multiple of 512.
     """
 
     step: float
@@ -40,7 +40,7 @@ class Lattice(NamedTuple):
 
 @kernel
 def bucket_rms(v: Floats, scratch: Floats) -> np.float32:
-    """Return the root mean square, rounded up; a negative number if a value is not finite."""
+    """Return the root mean square of `v`, rounded up, or a negative number if a value is not finite."""
     norm = l2_norm(v, scratch)
     if norm <= 0:
         return np.float32(norm)
@@ -51,7 +51,7 @@ def bucket_rms(v: Floats, scratch: Floats) -> np.float32:
 
 @inlined
 def _load(x: Floats, v: Floats) -> None:
-    """Copy `x` to the block `v`, and write zeros after it."""
+    """Copy `x` to the start of the block `v`, and fill the rest of the block with zeros."""
     if x.size == BLOCK:
         for i in range(BLOCK):
             v[i] = x[i]
@@ -62,7 +62,7 @@ def _load(x: Floats, v: Floats) -> None:
 
 @inlined
 def _scatter(codes: Words32, orders: Words32, block: int, run: int, symbols: Bytes) -> None:
-    """Write a block's symbols to the four runs of length `run`."""
+    """Write the symbols of a full block to the four runs, each of length `run`."""
     by_class(codes, orders)
     for c in range(4):
         at = c * run + block * QUARTER
@@ -73,7 +73,7 @@ def _scatter(codes: Words32, orders: Words32, block: int, run: int, symbols: Byt
 
 @inlined
 def _gather(symbols: Bytes, orders: Words32, block: int, run: int, codes: Words32) -> None:
-    """Read a block's codes from the four runs: the inverse of _scatter."""
+    """Read the codes of a full block from the four runs. This is the inverse of _scatter."""
     for c in range(4):
         at = c * run + block * QUARTER
         part = symbols[at : at + QUARTER]
@@ -84,7 +84,7 @@ def _gather(symbols: Bytes, orders: Words32, block: int, run: int, codes: Words3
 
 @kernel
 def encode_symbols(x: Floats, lattice: Lattice, draws: Draws, rms: Floats, symbols: Bytes, escapes: Int16s) -> tuple[int, int]:
-    """Write a symbol per coordinate. Return the number of escaped integers (or NOT_FINITE) and the largest symbol."""
+    """Write a symbol for every coordinate. Return the number of escaped integers (or NOT_FINITE) and the largest symbol."""
     wide()
     words, orders, k = np.empty(HALF, np.uint32), np.empty(QUARTER, np.uint32), np.empty(BLOCK, np.uint32)
     q, codes = np.empty(BLOCK, np.int32), np.empty(BLOCK, np.uint32)
@@ -121,7 +121,7 @@ def encode_symbols(x: Floats, lattice: Lattice, draws: Draws, rms: Floats, symbo
 
 @kernel
 def decode_symbols(lattice: Lattice, draws: Draws, rms: Floats, symbols: Bytes, escapes: Int16s, out: Floats) -> int:
-    """Overwrite `out`. Return the number of escaped integers used, or NOT_VALID if there are too few."""
+    """Overwrite `out` with the decoded values. Return the number of escaped integers used, or NOT_VALID if there are too few."""
     wide()
     words, orders, k = np.empty(HALF, np.uint32), np.empty(QUARTER, np.uint32), np.empty(BLOCK, np.uint32)
     q, codes, y = np.empty(BLOCK, np.int32), np.empty(BLOCK, np.uint32), np.empty(BLOCK, np.float32)

@@ -1,9 +1,9 @@
 """Inner products in a fixed order of summation, so that they are equal on every machine.
 
-The inner products of a payload, from which a contractive form computes its factor, are summed by trees, in an order that any
-number of processors can keep. Within each row of 512, products and their sums are float32, added by the tree of
-psnode.codecs.kernels.norms. If <y, y> of a row is below 2^-100, or <x, y> or <y, y> is not finite, the row is computed in float64
-by the same tree. Rows are added as psnode.codecs.kernels.trees describes.
+A contractive form computes its factor from two inner products. They are summed by trees, in an order that any number of
+processors can keep. Within each row of 512, products and their sums are float32, added by the tree of
+psnode.codecs.kernels.norms. If <y, y> of a row is below 2^-100, or <x, y> or <y, y> is not finite, the row is computed in
+float64 by the same tree. Rows are added as psnode.codecs.kernels.trees describes.
 
 Other inner products are sequential sums (chains) in float64.
 """
@@ -30,8 +30,8 @@ _SCRATCH = 64
 class Lost(NamedTuple):
     """Outputs of a kernel that also computes the decoded values: `error` and `dots`.
 
-    `error` is x - decoded, which may share the memory of x. `dots` holds <x, decoded> and <decoded, decoded>: see `begun`. An
-    output of size 0 is not written.
+    `error` receives x - decoded, and may share the memory of x. `dots` receives <x, decoded> and <decoded, decoded>: see
+    `begun`. An output of size 0 is not written.
     """
 
     error: Floats
@@ -45,7 +45,8 @@ NO_DOTS = np.empty(0, np.float64)
 def add_inner_products(x: Floats, y: Floats, dots: Float64s) -> None:
     """Add <x, y> and <y, y> of 1-D arrays to `dots`.
 
-    In every block of 1024, lane l of 16 adds the coordinates l mod 16; then the lanes are added one after another.
+    In every block of 1024, lane l of 16 adds the coordinates whose index is l modulo 16. Then the lanes are added one after
+    another.
     """
     wide()
     xy_total, yy_total = dots[0], dots[1]
@@ -97,10 +98,10 @@ def add_row(x: Floats, y: Floats, row: int, dots: Float64s) -> None:
 
 @inlined
 def put_row(lanes: Floats, row: int, dots: Float64s) -> bool:
-    """Write the inner products of a row from 64 `lanes` of <x, y>, followed by 64 of <y, y>.
+    """Write the inner products of a row, given 64 `lanes` of <x, y> followed by 64 lanes of <y, y>.
 
-    Return False if float32 is not enough for them. The lanes of both products share one array, because LLVM vectorises loops that
-    write to two arrays only after many overlap checks.
+    Return False if the precision or range of float32 is not enough. The lanes of both products share one array, because LLVM
+    vectorises loops that write to two arrays only after many overlap checks.
     """
     xy, yy = np.float64(fold(lanes[:64])), np.float64(fold(lanes[64:]))
     dots[_SCRATCH + row], dots[_SCRATCH + row + (dots.size - _SCRATCH) // 2] = xy, yy
@@ -109,7 +110,7 @@ def put_row(lanes: Floats, row: int, dots: Float64s) -> bool:
 
 @kernel
 def put_row_carefully(x: Floats, y: Floats, row: int, dots: Float64s) -> None:
-    """Write the same products as add_row, but compute them in float64."""
+    """Write the inner products that add_row writes, but compute them in float64."""
     place, lanes = _SCRATCH + row, dots[:_SCRATCH]
     dots[place] = _careful(x, y, lanes)
     dots[place + (dots.size - _SCRATCH) // 2] = _careful(y, y, lanes)
@@ -117,7 +118,7 @@ def put_row_carefully(x: Floats, y: Floats, row: int, dots: Float64s) -> None:
 
 @kernel
 def _careful(x: Floats, y: Floats, lanes: Float64s) -> float:
-    """Return <x, y> of a row, added by the tree of a row in float64, in which products are exact."""
+    """Return <x, y> of a row, added by the tree of a row. It is computed in float64, in which the products are exact."""
     for i in range(64):
         lanes[i] = _pair(x, y, i) + _pair(x, y, 128 + i)
     for i in range(64):
@@ -127,7 +128,7 @@ def _careful(x: Floats, y: Floats, lanes: Float64s) -> float:
 
 @inlined
 def _pair(x: Floats, y: Floats, i: int) -> np.float64:
-    """Return the sum of the products of the coordinates i and i + 64."""
+    """Return x[i] y[i] + x[i + 64] y[i + 64], computed in float64."""
     return np.float64(np.float64(x[i]) * np.float64(y[i]) + np.float64(x[i + 64]) * np.float64(y[i + 64]))
 
 
@@ -155,7 +156,7 @@ def _square_rows(x: Floats, sums: Float64s, lanes: Float64s) -> None:
 
 
 def square_sum(x: Floats) -> float:
-    """Return <x, x> of a flat array, summed by a tree in float64; 0 if the array is empty."""
+    """Return <x, x> of a flat array, summed by a tree in float64, or 0 if the array is empty."""
     if not x.size:
         return 0.0
     sums = np.empty(-(-x.size // ROW))
@@ -164,13 +165,13 @@ def square_sum(x: Floats) -> float:
 
 
 def folded(dots: Float64s) -> tuple[float, float]:
-    """Return <x, y> and <y, y> of all rows. Overwrites `dots`."""
+    """Return <x, y> and <y, y>, the totals over all rows in `dots`. `dots` is overwritten."""
     rows = (dots.size - _SCRATCH) // 2
     return tree_of(dots[_SCRATCH : _SCRATCH + rows]), tree_of(dots[_SCRATCH + rows :])
 
 
 def tree_products(x: Floats, y: Floats) -> tuple[float, float]:
-    """Return <x, y> and <y, y> of arrays of equal size, summed by trees; zeros for empty arrays."""
+    """Return <x, y> and <y, y> of arrays of equal size, summed by trees, or zeros for empty arrays."""
     if not x.size:
         return 0.0, 0.0
     dots = begun(x.size)

@@ -1,4 +1,4 @@
-"""Entries of an array (ascending indices and their values), written or added."""
+"""Functions that write or add the entries of an array, given as ascending indices and their values."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ def put_at(out: Floats, selected: Words32, values: Floats) -> None:
 
 @kernel
 def add_at(out: Floats, selected: Words32, values: Floats, weight: np.float32) -> None:
-    """Add weight * value at the indices `selected`. Both operations are rounded to float32."""
+    """Add weight * value to `out` at each of the indices `selected`. Both operations are rounded to float32."""
     for i in range(selected.size):
         out[selected[i]] += weight * values[i]

@@ -1,4 +1,4 @@
-"""Loops over float32 values: copying, adding, and detecting or locating values that are not finite."""
+"""Loops over float32 values that copy or add them, and that detect or locate values that are not finite."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def all_finite(values: Floats) -> bool:
 
 @kernel
 def add_scaled(values: Floats, out: Floats, weight: np.float32) -> None:
-    """Write out += weight * values for 1-D arrays. Both operations are rounded to float32."""
+    """Add weight * values to `out`, both 1-D. The product and the sum are rounded to float32."""
     for i in range(out.size):
         out[i] += weight * values[i]
 

@@ -1,8 +1,8 @@
 """Stochastic rounding in fixed point: floor(a / 2^16 + U), with U uniform in [0, 1), has the expectation a / 2^16.
 
-With 16 random bits, the rounded number is the integer part of floor(a) + random, both in units of 2^-16. If the sum ends in 16
-ones, which happens once in 2^16, the fraction of a is compared with up to 128 more random bits. The expectation is therefore
-exact.
+With 16 random bits, the rounded number is the integer part of floor(a) + random, where both terms are in units of 2^-16. The
+sum ends in 16 ones once in 2^16 times. Then the fraction of a is compared with up to 128 more random bits. The expectation is
+therefore exact.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ def fixed_point(a: np.float32, zero: np.uint32, random: np.uint32) -> np.uint32:
 
 @inlined
 def is_tie(t: np.uint32) -> bool:
-    """Return True if a result of `fixed_point` does not determine the integer to which it is rounded."""
+    """Return True if the result `fixed` of `fixed_point` does not determine the integer to which a value is rounded."""
     return bool(np.uint32(t & np.uint32(ONES)) == np.uint32(ONES))
 
 
 @inlined
 def goes_up(a: float, key: Words, stream: int, index: int) -> bool:
-    """Return True if the tie of coordinate `index` of a stream is rounded up."""
+    """Return True if the tie of coordinate number `index` is rounded up, by further random bits of a stream."""
     return chance(a - np.floor(a), key, stream, index)

@@ -1,8 +1,8 @@
-"""The loops of linear sketches: coordinates are added to hashed cells with hashed signs, and estimated from the cells.
+"""The loops of linear sketches. They add coordinates to hashed cells with hashed signs, and estimate coordinates from the cells.
 
-In row j, coordinate i of block b = i div 256 uses the word that rng.fill writes to place i mod 256 in calls 64 b .. 64 b + 63 of
-the stream `stream` + 256 j. The lowest bit of the word is the sign (1: minus). The other 31 bits, as a fraction of 2^31, times
-the number of columns give the cell.
+Every coordinate has a random word in each row. In row j, the word of coordinate i of block b = i div 256 is entry i mod 256 of
+the output of rng.fill for the calls 64 b .. 64 b + 63 of the stream `stream` + 256 j. The lowest bit of the word is the sign
+(1: minus). The other 31 bits, as a fraction of 2^31, times the number of columns give the cell.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from psnode.codecs.rng import BLOCK, HALF, fill
 
 @inlined
 def _places(words: Words32, columns: int, start: int, places: Words32, signs: Words32) -> None:
-    """Write the cells and the sign bits for 256 `words`. The first cell of the row is `start`."""
+    """Write the cells and the sign bits for 256 `words`. `start` is the number of the row's first cell."""
     wide = np.uint64(columns)
     for i in range(HALF):
         places[i] = np.uint32(((np.uint64(words[i] >> np.uint32(1)) * wide) >> np.uint64(31)) + np.uint64(start))
@@ -27,7 +27,7 @@ def _places(words: Words32, columns: int, start: int, places: Words32, signs: Wo
 
 @kernel
 def insert(x: Floats, rows: int, key: Words, stream: int, cells: Float64s) -> None:
-    """Add `x` to `cells` (rows * columns), in ascending order of coordinates."""
+    """Add the coordinates of `x` to `cells` (rows * columns), in ascending order of coordinates."""
     columns = cells.size // rows
     words, places, signs = np.empty(HALF, np.uint32), np.empty(HALF, np.uint32), np.empty(HALF, np.uint32)
     signed = np.empty(HALF, np.uint32)
@@ -46,7 +46,7 @@ def insert(x: Floats, rows: int, key: Words, stream: int, cells: Float64s) -> No
 
 @inlined
 def _median(table: Floats, rows: int, result: Floats) -> None:
-    """Write the median of every column of `table`, which is sorted by transpositions of neighbouring rows."""
+    """Write the median of every column of `table`. The columns are sorted by transpositions of neighbouring rows."""
     for turn in range(rows):
         for row in range(turn % 2, rows - 1, 2):
             upper, lower = table[row], table[row + 1]
@@ -76,9 +76,9 @@ def _mean(table: Floats, rows: int, sums: Float64s, result: Floats) -> None:
 
 @kernel
 def estimate(cells: Floats, rows: int, key: Words, stream: int, median: bool, out: Floats, weight: np.float32, add: bool) -> None:
-    """Estimate every coordinate as the median or the mean of its cells in all rows.
+    """Write an estimate of every coordinate, the median or the mean of its cells in all rows, to `out`.
 
-    Write the estimates to `out`; if `add`, add `weight` times the estimates to `out` instead.
+    If `add`, `weight` times the estimates are added to `out` instead.
     """
     columns = cells.size // rows
     words, places, signs = np.empty(HALF, np.uint32), np.empty(HALF, np.uint32), np.empty(HALF, np.uint32)

@@ -1,11 +1,11 @@
-"""Compilation of kernels: cached on disk, without the GIL, without reassociation of floating-point operations.
+"""Compilation of kernels. Kernels are cached on disk, release the GIL, and do not reorder floating-point operations.
 
-Numba recompiles a cached kernel when its module changes, but a kernel also contains the functions that it calls. After a pull
-that changes only the random words, for example, codecs would still draw the old words. A cached kernel is therefore valid only
-for the current sources of all kernels.
+Numba recompiles a cached kernel when the kernel's module changes. But a kernel also contains the functions that it calls. For
+example, after an update that changes only the module of random words, codecs would still draw the old words. A cached kernel is
+therefore valid only for the current sources of all kernels.
 
-A cache holds machine code, which is executed. A cache is not used if users who cannot write to the sources can write to the
-cache. If Numba finds no directory that this user can write to, every process compiles the kernels anew.
+A cache holds machine code, which is executed. Therefore a cache is not used if users who cannot write to the sources can write
+to the cache. If Numba finds no directory that this user can write to, every process compiles the kernels anew.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wra
 
 
 class _Uncollected(event.Listener):
-    """Pauses the garbage collector, which would take a tenth of the time, while a function is compiled.
+    """Pauses the garbage collector while a function is compiled. The collector would take a tenth of the time.
 
-    Events are nested like calls, and one thread at a time compiles.
+    Events are nested like calls, and only one thread at a time compiles.
     """
 
     def __init__(self) -> None:
         self.depth, self.paused = 0, False
 
     def on_start(self, _: event.Event) -> None:
-        """Pause the collector unless another function is being compiled, or the program has disabled it."""
+        """Pause the collector, unless another function is already being compiled or the program has disabled the collector."""
         if not self.depth and gc.isenabled():
             gc.disable()
             self.paused = True
         self.depth += 1
 
     def on_end(self, _: event.Event) -> None:
-        """Resume the collector."""
+        """Resume the collector when the outermost compilation ends."""
         self.depth -= 1
         if not self.depth and self.paused:
             gc.enable()
@@ -58,7 +58,10 @@ event.register("numba:compile", _Uncollected())  # type: ignore[no-untyped-call]
 
 
 def kernel(function: F) -> F:
-    """Return `function`, compiled at its first call. Without fastmath, results are equal on every machine."""
+    """Return `function` as a kernel, which is compiled at its first call.
+
+    Without fastmath, results are equal on every machine.
+    """
     try:
         dispatcher: Any = njit(cache=True, **_OPTIONS)(function)
     except RuntimeError:  # no write access to the sources' directory, the user's cache or NUMBA_CACHE_DIR
@@ -73,15 +76,16 @@ def kernel(function: F) -> F:
 
 
 def inlined(function: F) -> F:
-    """Compile a small `function` for inlining into kernels. A call would count references to the arrays that it takes."""
+    """Return a small `function` compiled for inlining into kernels. A call would count references to the arrays that it takes."""
     return cast(F, njit(inline="always", error_model="numpy")(function))
 
 
 @cache
 def open_to_others(directory: Path, trusted: Path) -> bool:
-    """Return True if a user other than root, this user and the owner of the file `trusted` can write to `directory`.
+    """Return True if an untrusted user can write to `directory`.
 
-    The directory above counts too: if it is open, `directory` could be replaced, unless the sticky bit protects its entries.
+    Root, this user and the owner of the file `trusted` are trusted. The parent of `directory` is also checked: if an untrusted
+    user could write to it, `directory` could be replaced, unless the sticky bit protects its entries.
     """
     owner = trusted.stat()
     users, groups = {0, os.geteuid(), owner.st_uid}, {os.getegid(), owner.st_gid}
@@ -98,7 +102,7 @@ def open_to_others(directory: Path, trusted: Path) -> bool:
 
 @cache
 def sources() -> str:
-    """Return a digest of all modules under psnode/codecs with compiled code."""
+    """Return a digest of the sources of all modules under psnode/codecs that contain compiled code."""
     digest = xxhash.xxh3_128()
     for path in sorted(_SOURCES.rglob("*.py")):
         text = path.read_bytes()

@@ -1,9 +1,9 @@
-"""The loops of a scan for large values: 64 comparisons at a time give a mask, and each of its few ones gives an index.
+"""The loops of a scan for large values. Every 64 comparisons give a mask, and each of its few ones gives an index.
 
-A strip of 4096 coordinates is read from memory once; its masks, and the values computed from it, stay in the first-level cache.
-From place `count` on, each loop appends indices, plus `offset`, to `indices`, and the bits of the values to `found`. A loop
-returns (stop, count). `stop` is the end of the input, or the coordinate at which the scan must continue because fewer than STRIP
-places were left.
+A strip of 4096 coordinates is read from memory once. Its masks, and the values computed from it, stay in the first-level cache.
+Each loop appends indices, plus `offset`, to indices[count:], and the bits of the values to found[count:]. A loop returns (stop,
+count). `stop` is the end of the input, or the coordinate at which the scan must continue because fewer than STRIP entries of
+the arrays were free.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ STRIP = 4096
 def _collect(
     bits: Words32, start: int, stop: int, limit: np.uint32, masks: Words, out: Words32, found: Words32, count: int, offset: int
 ) -> int:
-    """Append the values that `masks` mark in full rows, and those of the last row that reach `limit`. Return the new count."""
+    """Append the values that `masks` mark in full rows, and the values of the last row that reach `limit`.
+
+    Return the new count.
+    """
     rows = (stop - start) // LANES
     for row in range(rows):
         mask = masks[row]
@@ -46,7 +49,7 @@ def _collect(
 
 @kernel
 def gather(x: Floats, start: int, limit: np.uint32, indices: Words32, found: Words32, count: int, offset: int) -> tuple[int, int]:
-    """List the coordinates from `start` on whose magnitude has bits of at least `limit`."""
+    """List the coordinates from `start` on whose magnitudes have bits of at least `limit`."""
     wide()
     masks = np.empty(STRIP // LANES, np.uint64)
     bits = viewed(x, np.uint32)
@@ -66,7 +69,7 @@ def gather(x: Floats, start: int, limit: np.uint32, indices: Words32, found: Wor
 def gather_copied(
     x: Floats, target: Floats, start: int, limit: np.uint32, indices: Words32, found: Words32, count: int
 ) -> tuple[int, int]:
-    """Copy `x` into `target` while listing coordinates as `gather` does."""
+    """Copy `x` to `target`, and list coordinates as `gather` does in the same sweep."""
     wide()
     masks = np.empty(STRIP // LANES, np.uint64)
     bits = viewed(target, np.uint32)
@@ -89,7 +92,7 @@ def gather_copied(
 def gather_added(
     x: Floats, target: Floats, start: int, limit: np.uint32, indices: Words32, found: Words32, count: int, offset: int
 ) -> tuple[int, int]:
-    """Add `x` to `target` while listing coordinates of `target` as `gather` does.
+    """Add `x` to `target`, and list coordinates of `target` as `gather` does in the same sweep.
 
     If a strip of `x` is not finite, the count is -1.
     """
@@ -122,7 +125,7 @@ def gather_added(
 def gather_difference(
     x: Floats, y: Floats, start: int, limit: np.uint32, indices: Words32, found: Words32, count: int
 ) -> tuple[int, int]:
-    """List coordinates of x - y as `gather` does. The difference is computed a strip at a time."""
+    """List coordinates of x - y as `gather` does. The difference is computed one strip at a time."""
     masks = np.empty(STRIP // LANES, np.uint64)
     difference = np.empty(STRIP, np.float32)
     bits = viewed(difference, np.uint32)
@@ -140,7 +143,10 @@ def gather_difference(
 
 @kernel
 def places(size: int, key: Words, stream: int, found: Words32) -> None:
-    """Fill `found` with ascending random places: one from each of found.size equal stretches of `size` coordinates."""
+    """Fill `found` with random indices below `size`, ascending.
+
+    The coordinates are divided into found.size equal stretches, and one index is drawn from each.
+    """
     words = np.empty(4 * CALLS, np.uint32)
     stretch = size / found.size
     for i in range(found.size):
@@ -152,7 +158,7 @@ def places(size: int, key: Words, stream: int, found: Words32) -> None:
 
 @kernel
 def take(x: Floats, places: Words32) -> Floats:
-    """Return x[places], without NumPy's copy of the places to a wider type."""
+    """Return x[places]. Unlike NumPy, this does not convert the indices to a wider type."""
     values = np.empty(places.size, np.float32)
     for i in range(places.size):
         values[i] = x[places[i]]

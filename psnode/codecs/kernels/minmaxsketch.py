@@ -1,4 +1,4 @@
-"""The loops of MinMaxSketch. A cell keeps the least number inserted into it; a query returns the largest of a number's cells.
+"""The loops of MinMaxSketch. A cell keeps the least number inserted into it. A query returns the largest of the cells of an item.
 
 Source: Jiang, Fu, Yang, Cui, "SketchML: Accelerating distributed machine learning with data sketches", SIGMOD 2018, section 3.3.
 """
@@ -13,7 +13,7 @@ EMPTY = 255
 
 @kernel
 def insert(numbers: Bytes, cells: Int64s, row: Bytes) -> None:
-    """Write to row[c] the least of the numbers in cell c, each below EMPTY; 0 if the cell has no number."""
+    """Write the least of the numbers in cell c to row[c], or 0 if the cell has no number. Each number must be below EMPTY."""
     row[:] = EMPTY
     for i in range(numbers.size):
         row[cells[i]] = min(row[cells[i]], numbers[i])
@@ -24,16 +24,16 @@ def insert(numbers: Bytes, cells: Int64s, row: Bytes) -> None:
 
 @kernel
 def query(row: Bytes, cells: Int64s, numbers: Bytes) -> None:
-    """Write numbers = max(numbers, row[cells])."""
+    """Replace each of `numbers` by row[cell] of its cell if this is larger."""
     for i in range(numbers.size):
         numbers[i] = max(numbers[i], row[cells[i]])
 
 
 @kernel
 def join(labels: Bytes, numbers: Bytes, first: Int64s, ranks: Bytes) -> bool:
-    """Write ranks = first[labels] + numbers. Return True if all labels, and the numbers within them, exist.
+    """Write first[labels] + numbers to `ranks`. Return True if all labels exist, and all numbers within their labels.
 
-    `first` has one more entry than there are labels.
+    `first` has one more entry than the number of labels.
     """
     for i in range(labels.size):
         label = labels[i]
@@ -45,7 +45,10 @@ def join(labels: Bytes, numbers: Bytes, first: Int64s, ranks: Bytes) -> bool:
 
 @kernel
 def split(clusters: Bytes, ranks: Bytes, labels: Bytes, first: Int64s, codes: Bytes, numbers: Bytes) -> None:
-    """Write codes = labels[rank] and numbers = rank - first[label], for the rank of every cluster."""
+    """Write the label of every coordinate's rank to `codes`, and the rank's number within this label to `numbers`.
+
+    The rank of a coordinate is the rank of its cluster.
+    """
     for i in range(clusters.size):
         rank = ranks[clusters[i]]
         label = labels[rank]

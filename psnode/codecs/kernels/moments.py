@@ -19,7 +19,8 @@ _SCRATCH = 576  # float32
 def root_mean_square(x: Floats, parts: PartTable = NO_PARTS) -> float:
     """Return the root mean square of 1-D `x`, which is not empty, summed in the fixed order of l2_norm.
 
-    `parts` are first added to their target, the memory of `x`. The result is negative if a value or a part is not finite.
+    `parts` are first added to their target, which is the memory of `x`. The result is negative if a value or a part is not
+    finite.
     """
     if len(parts) > 1:
         norm = uncut(l2_of_sum(x, parts), x)

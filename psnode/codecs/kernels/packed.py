@@ -1,6 +1,6 @@
-"""Whole arrays of codes of b bits, packed in the planes of psnode.codecs.kernels.planes.
+"""Packing of whole arrays of codes of b bits in the planes of psnode.codecs.kernels.planes.
 
-A block of 512 codes consists of two rows, one of low bytes and one of high bytes.
+Unpacked, a block of 512 codes consists of two rows, one of low bytes and one of high bytes.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ from psnode.errors import PayloadError
 
 
 def bits_for(alphabet: int) -> int:
-    """Return the number of bits that a code below `alphabet` needs; 0 if `alphabet` is 1."""
+    """Return the number of bits that codes below `alphabet` need. It is 0 if `alphabet` is 1."""
     return (alphabet - 1).bit_length()
 
 
 @inlined
 def pack_block(low: Bytes, high: Bytes, count: int, bits: int, row: Bytes, out: Bytes) -> int:
-    """Pack `count` codes of `bits` bits (0..16) from their rows. Return the number of bytes. `row`: ROW bytes of scratch."""
+    """Pack `count` codes of `bits` bits (0..16) from their two rows, and return the number of bytes.
+
+    `row`: ROW bytes of scratch.
+    """
     used = 64 * bits
     if count == BLOCK:
         words = viewed(out[:used], np.uint32)
@@ -40,7 +43,10 @@ def pack_block(low: Bytes, high: Bytes, count: int, bits: int, row: Bytes, out: 
 
 @inlined
 def unpack_block(data: Bytes, count: int, bits: int, low: Bytes, high: Bytes) -> int:
-    """Unpack codes into their rows: the inverse of pack_block. Return the number of bytes. `low`, `high`: ROW zeros."""
+    """Unpack codes into their two rows, and return the number of bytes read. `low`, `high`: ROW zeros.
+
+    This is the inverse of pack_block.
+    """
     used = 64 * bits
     if count == BLOCK:
         words = viewed(data[:used], np.uint32)
@@ -75,7 +81,7 @@ def _pack(codes: Codes, bits: int, out: Bytes) -> None:
 
 @kernel
 def _unpack(data: Bytes, bits: int, codes: Codes) -> int:
-    """Overwrite `codes`. Return the largest code."""
+    """Overwrite `codes` with the codes in `data`, and return the largest code."""
     low = np.zeros(ROW, np.uint8)
     high = np.zeros(ROW, np.uint8)
     used = 0
@@ -91,7 +97,7 @@ def _unpack(data: Bytes, bits: int, codes: Codes) -> int:
 
 
 def pack(codes: Codes, alphabet: int, out: Bytes) -> int:
-    """Write `codes`, each below `alphabet` (at most 65536), to `out`, aligned to 4 bytes. Return the number of bytes."""
+    """Write `codes`, each below `alphabet` (at most 65536), to `out`, which is aligned to 4 bytes. Return the number of bytes."""
     bits = bits_for(alphabet)
     used = packed_nbytes(codes.size, bits)
     if used:
@@ -100,9 +106,9 @@ def pack(codes: Codes, alphabet: int, out: Bytes) -> int:
 
 
 def unpack(data: Bytes, codes: Codes, alphabet: int, owner: str) -> None:
-    """Overwrite `codes` from `data`, which is aligned to 4 bytes.
+    """Overwrite `codes` with the codes in `data`, which is aligned to 4 bytes.
 
-    Raise PayloadError, naming `owner`, if `data` has another size, or a code that is not below `alphabet`.
+    Raise PayloadError, naming `owner`, if `data` has the wrong size, or if a code is not below `alphabet`.
     """
     bits = bits_for(alphabet)
     expected = packed_nbytes(codes.size, bits)

@@ -1,7 +1,7 @@
-"""Addition of the parts of a vector to a target, a stretch at a time, while a kernel sweeps over the target.
+"""Addition of the parts of a vector to a target, one stretch at a time, while a kernel sweeps over the target.
 
-Parts are given by their addresses, so that one compiled kernel serves any number of them. Each row of 512 values is checked
-before it is added: a row that is not finite is not added, and earlier additions can be undone.
+Parts are given by their addresses, so that one compiled kernel serves any number of parts. Each row of 512 values is checked
+before it is added. A row that is not finite is not added, and earlier additions can be undone.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ START, STOP, ADDRESS = range(3)
 
 
 def table_of(parts: Parts, target: Floats) -> PartTable:
-    """Return the table of contiguous `parts` of the flat `target`."""
+    """Return the table of `parts`, which are contiguous and are to be added to the flat `target`."""
     rows = [(place, place + part.size, part.ctypes.data) for place, part in parts]
     return np.array([(0, target.size, target.ctypes.data), *rows], np.int64)
 
@@ -47,9 +47,9 @@ def reached(parts: PartTable) -> int:
 
 @kernel
 def add_parts(parts: PartTable, first: int, start: int, stop: int) -> int:
-    """Add the values of the parts to target[start:stop]. Calls must cover stretches in order and without gaps.
+    """Add the values of the parts to target[start:stop]. Successive calls must cover the target in order and without gaps.
 
-    `first` is the result for the previous stretch, or BEGIN. Return NOT_FINITE at a row of a part that is not finite; `reached`
+    `first` is the result of the previous call, or BEGIN. Return NOT_FINITE at a row of a part that is not finite. `reached`
     then returns the number of coordinates that have been completed.
     """
     wide()

@@ -1,12 +1,12 @@
 """Codes of b bits, packed 512 at a time in planes, so that one operation packs or unpacks all lanes of a vector.
 
-b is written as a sum of the widths 8, 8, 4, 2, 1 (largest first; each width except 8 occurs at most once). The plane of the first
-width holds the lowest bits of every code, the next plane the bits above them. In a plane of width w, a block of t codes (512;
-fewer in the last block) takes S = ceil(t w / 8) bytes: bits w k .. w k + w - 1 of byte j belong to code j + S k. The planes of a
-block follow one another.
+b is written as a sum of some of the widths 8, 8, 4, 2, 1, the largest first. The plane of the first width holds the lowest bits
+of every code, and each further plane holds the bits above them. Let a block have t codes, which are 512, or fewer in the last
+block. Its plane of width w takes S = ceil(t w / 8) bytes: bits w k .. w k + w - 1 of byte j belong to code j + S k. The planes
+of a block follow one another.
 
-In kernels, a block of codes is a row of bytes, or two rows (low and high bytes) if b > 8, which takes two calls. Full blocks
-process four codes as one uint32, in which no field crosses a byte.
+In kernels, a block of codes is a row of bytes. If b > 8, it consists of two rows (low and high bytes), and takes two calls. In
+full blocks, four codes are processed as one uint32, in which no field crosses a byte.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ class Rows(NamedTuple):
 
 
 def packed_nbytes(count: int, bits: int) -> int:
-    """Return the number of bytes that `count` codes of `bits` bits (1..16) take."""
+    """Return the number of bytes that `count` packed codes of `bits` bits (1..16) take."""
     rest = count % BLOCK
     widths = [8] * (bits // 8) + [width for width in (4, 2, 1) if bits % 8 & width]
     return count // BLOCK * (BLOCK // 8) * bits + sum(-(-rest * width // 8) for width in widths)
 
 
 def most_nbytes(count: int, bits: int) -> int:
-    """Return the maximum number of bytes that `count` codes of 1 to `bits` bits take.
+    """Return the largest number of bytes that `count` packed codes take, if they have 1 to `bits` bits.
 
-    For a few codes, fewer bits may take more bytes, because they fill more planes.
+    A small number of codes may take more bytes with fewer bits, because the bits then fill more planes.
     """
     return max((packed_nbytes(count, width) for width in range(1, bits + 1)), default=0)
 
 
 @inlined
 def new_rows() -> Rows:
-    """Return rows of zeros."""
+    """Return rows of zeros for one block."""
     low, high = np.zeros(ROW // 4, np.uint32), np.zeros(ROW // 4, np.uint32)
     return Rows(viewed(low, np.uint8), low, viewed(high, np.uint8), high)
 
@@ -85,7 +85,7 @@ def _pack1(codes: Words32, shift: np.uint32, out: Words32) -> None:
 
 @inlined
 def pack_row(codes: Words32, bits: int, out: Words32) -> None:
-    """Pack 512 bytes below 2**bits into out[: 16 * bits], for bits <= 8."""
+    """Pack 512 codes below 2**bits, one per byte, into out[: 16 * bits], for bits <= 8."""
     if bits == 8:
         for j in range(8 * _STEP):
             out[j] = codes[j]
@@ -131,7 +131,7 @@ def _unpack1(data: Words32, shift: np.uint32, codes: Words32) -> None:
 
 @inlined
 def unpack_row(data: Words32, bits: int, codes: Words32) -> None:
-    """Unpack into codes[:128]: the inverse of pack_row."""
+    """Unpack 512 codes into codes[:128], four codes per word. This is the inverse of pack_row."""
     if bits == 8:
         for j in range(8 * _STEP):
             codes[j] = data[j]
@@ -148,9 +148,9 @@ def unpack_row(data: Words32, bits: int, codes: Words32) -> None:
 
 @inlined
 def pack_tail(codes: Bytes, count: int, bits: int, out: Bytes) -> int:
-    """Pack codes[:count] below 2**bits, for count < 512 and bits <= 8, and return the number of bytes written.
+    """Pack codes[:count], which are below 2**bits, and return the number of bytes. `count` is below 512, and `bits` at most 8.
 
-    Overwrites codes[count:] with 0.
+    codes[count:] is overwritten with 0.
     """
     codes[count:] = 0
     used = 0
@@ -169,7 +169,7 @@ def pack_tail(codes: Bytes, count: int, bits: int, out: Bytes) -> int:
 
 @inlined
 def unpack_tail(data: Bytes, count: int, bits: int, codes: Bytes) -> int:
-    """Unpack `count` codes: the inverse of pack_tail. Return the number of bytes read."""
+    """Unpack `count` codes, and return the number of bytes read. This is the inverse of pack_tail."""
     codes[:] = 0
     used = 0
     for width in (8, 4, 2, 1):
@@ -185,7 +185,7 @@ def unpack_tail(data: Bytes, count: int, bits: int, codes: Bytes) -> int:
 
 @inlined
 def pack_codes(codes: Words32, count: int, bits: int, rows: Rows, packed: Words32, tail: Bytes) -> None:
-    """Pack codes of at most 16 bits, one per word, into `packed` if count is 512, else into `tail`."""
+    """Pack codes of at most 16 bits, one per word, into `packed` if `count` is 512, else into `tail`."""
     for i in range(BLOCK):
         rows.low[i] = np.uint8(codes[i])
     if bits > 8:
@@ -203,7 +203,7 @@ def pack_codes(codes: Words32, count: int, bits: int, rows: Rows, packed: Words3
 
 @inlined
 def unpack_codes(codes: Words32, count: int, bits: int, rows: Rows, packed: Words32, tail: Bytes) -> None:
-    """Overwrite all 512 codes: the inverse of pack_codes."""
+    """Overwrite all 512 codes with the unpacked codes. This is the inverse of pack_codes."""
     if count == BLOCK:
         unpack_row(packed, min(bits, 8), rows.low_words)
         if bits > 8:
@@ -221,9 +221,10 @@ def unpack_codes(codes: Words32, count: int, bits: int, rows: Rows, packed: Word
 
 @kernel
 def repack(source: Bytes, before: int, bits: int, target: Bytes, after: int) -> None:
-    """Write the first codes of a packed block of `before` codes as a block of `after` codes, the last of which may be zeros.
+    """Write a packed block of `before` codes to `target` as a packed block of `after` codes.
 
-    `before` and `after` are at most 512, `bits` at most 16.
+    If `after` is larger, zeros are appended. If it is smaller, only the first codes are kept. `before` and `after` are at most
+    512, and `bits` is at most 16.
     """
     codes, kept = np.zeros(ROW, np.uint8), min(before, after)
     start, end, left = 0, 0, bits

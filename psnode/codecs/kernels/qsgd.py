@@ -1,4 +1,4 @@
-"""The loops of qsgd over blocks of 512 coordinates: one pass over memory, with a few blocks of scratch as temporaries."""
+"""The loops of qsgd over blocks of 512 coordinates. They make one pass over memory, and need a few blocks of scratch memory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from psnode.codecs.rng import Draws, fill
 
 @inlined
 def _load(part: Floats, v: Floats) -> None:
-    """Copy a block, and write zeros after its end."""
+    """Copy the coordinates `part` of a block to `v`, and write zeros after them."""
     for i in range(part.size):
         v[i] = part[i]
     for i in range(part.size, BLOCK):
@@ -66,7 +66,7 @@ def _level(low: Bytes, s: np.int32, i: int) -> np.float32:
 
 @kernel
 def _add_dots_plain(v: Floats, low: Bytes, levels: int, step: np.float32, lanes: Floats, squares: Floats, dots: Float64s) -> None:
-    """Add inner products as _add_dots does, for a plain block, from its levels q.
+    """Add <v, y> and <y, y> to `dots` as _add_dots does, but for a plain block, from its levels q.
 
     <v, y> is step sum(v q), and <y, y> is step^2 sum(q^2), which is exact.
     """
@@ -85,7 +85,7 @@ def _add_dots_plain(v: Floats, low: Bytes, levels: int, step: np.float32, lanes:
 
 @kernel
 def _add_row_plain(x: Floats, low: Bytes, levels: int, step: np.float32, lanes: Floats, row: int, dots: Float64s) -> None:
-    """Write inner products as add_row does, for a plain block, from its codes. `lanes`: a block of scratch."""
+    """Write inner products as add_row does, but for a plain block, from its codes. `lanes`: a block of scratch memory."""
     wide()
     s = np.int32(levels)
     for i in range(64):
@@ -104,7 +104,7 @@ def _add_row_plain(x: Floats, low: Bytes, levels: int, step: np.float32, lanes: 
 
 @kernel
 def _lose_plain(v: Floats, low: Bytes, levels: int, step: np.float32, in_place: bool, lost: Floats) -> None:
-    """Write lost = v - values of a plain block."""
+    """Write v minus the decoded values of a plain block to `lost`."""
     wide()
     if not in_place:
         for i in range(BLOCK):
@@ -113,9 +113,9 @@ def _lose_plain(v: Floats, low: Bytes, levels: int, step: np.float32, in_place: 
 
 
 class Form(NamedTuple):
-    """The norm of a bucket: L2 (`l2`) or the largest magnitude.
+    """The kind of norm of a bucket: the L2 norm (`l2`) or the largest magnitude.
 
-    With `fits`, the norm is multiplied by the factor that gives the least squared error.
+    If `fits`, the norm is multiplied by the factor that gives the least squared error.
     """
 
     l2: bool
@@ -123,10 +123,10 @@ class Form(NamedTuple):
 
 
 class Body(NamedTuple):
-    """The norms of the buckets, and the codes, either packed or one per entry of `symbols`.
+    """The norms of the buckets, and the codes, which are either packed or one per entry of `symbols`.
 
-    Packed codes of full blocks are in `packed`, those of an incomplete last block in `tail`. The arrays of the form that is not
-    used are empty.
+    Packed codes of full blocks are in `packed`, and those of an incomplete last block in `tail`. The arrays that are not used
+    are empty.
     """
 
     norms: Floats
@@ -137,7 +137,7 @@ class Body(NamedTuple):
 
 @kernel
 def _code_any(part: Floats, span: BlockSpan, grid: Grid, draws: Draws, body: Body, room: Scratch) -> None:
-    """Write the codes of any block to room.codes and to the body."""
+    """Write the codes of a block of any kind to room.codes and to the body."""
     fill(room.words, draws.key, draws.stream, span.start // BLOCK * 64)
     room.scales[span.size :] = 0
     _load(part, room.v)
@@ -150,7 +150,7 @@ def _code_any(part: Floats, span: BlockSpan, grid: Grid, draws: Draws, body: Bod
 
 @kernel
 def _lose_any(lost: Floats, span: BlockSpan, grid: Grid, norms: Floats, fits: bool, dots: Float64s, room: Scratch) -> None:
-    """Add inner products to `dots` if they are wanted, else write lost = v - values, for any block."""
+    """Write v minus the decoded values of a block of any kind to `lost`, or add inner products to `dots` if they are wanted."""
     ordinary = values(norms, span, grid, room)
     if fits:
         _add_dots(room.v, room.y, room.lanes, ordinary, dots)
@@ -162,7 +162,7 @@ def _lose_any(lost: Floats, span: BlockSpan, grid: Grid, norms: Floats, fits: bo
 
 @kernel
 def _lose_bucket(x: Floats, first: int, stop: int, grid: Grid, body: Body, error: Floats, room: Scratch) -> None:
-    """Write error = x - decoded of coordinates first..stop-1. `first` is a multiple of 512."""
+    """Write x - decoded to `error` for the coordinates first..stop-1. `first` is a multiple of 512."""
     lost = error[first:stop]
     if error.ctypes.data != x.ctypes.data:
         copy_to(x[first:stop], lost)
@@ -171,11 +171,11 @@ def _lose_bucket(x: Floats, first: int, stop: int, grid: Grid, body: Body, error
 
 @kernel
 def encode(x: Floats, parts: PartTable, grid: Grid, form: Form, draws: Draws, body: Body, lost: Lost) -> int:
-    """Quantise `x`, after adding `parts` to its memory. Return the number of coordinates done: all if they are finite.
+    """Quantise `x`, after adding `parts` to its memory. Return the number of coordinates coded, which is all if they are finite.
 
-    The error is written for the coordinates done. At most one output of `lost` may be requested; if norms are fitted, `dots` are
-    two zeros used as scratch. Named tuples of arrays are unpacked before the loop, because passing one to a function counts
-    references to its arrays.
+    The error is written for the coordinates coded. At most one output of `lost` may be requested. If norms are fitted, `dots`
+    must be two zeros, and serves as scratch memory. Named tuples of arrays are unpacked before the loop, because passing one to
+    a function counts references to its arrays.
     """
     wide()
     room = new_room()
@@ -240,7 +240,10 @@ def encode(x: Floats, parts: PartTable, grid: Grid, form: Form, draws: Draws, bo
 
 @kernel
 def _read(grid: Grid, body: Body, first: int, weight: np.float32, adding: bool, out: Floats, room: Scratch) -> None:
-    """Write out = decoded, or out += weight * decoded, for the coordinates from `first` on, which is a multiple of 512."""
+    """Write the decoded values from coordinate `first` on to `out`, or add `weight` times these values to `out` if `adding`.
+
+    `first` is a multiple of 512.
+    """
     norms, packed, symbols, low, low_words = body.norms, body.packed, body.symbols, room.rows.low, room.rows.low_words
     codes, y, levels, bits = room.codes, room.y, grid.levels, grid.bits
     for at in range(0, out.size, BLOCK):
@@ -276,5 +279,8 @@ def _read(grid: Grid, body: Body, first: int, weight: np.float32, adding: bool, 
 
 @kernel
 def decode(grid: Grid, body: Body, out: Floats, weight: np.float32, adding: bool) -> None:
-    """Write out = decoded, or out += weight * decoded, from the symbols unless they are empty."""
+    """Write the decoded values to `out`, or add `weight` times these values to `out` if `adding`.
+
+    Codes are read from the symbols unless these are empty.
+    """
     _read(grid, body, 0, weight, adding, out, new_room())

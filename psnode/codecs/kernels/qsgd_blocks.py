@@ -1,10 +1,11 @@
-"""The arithmetic of qsgd on a block of 512 coordinates: simple loops over scratch in the first-level cache.
+"""The arithmetic of qsgd on a block of 512 coordinates, as simple loops over scratch memory in the first-level cache.
 
-A code is q + s, from 0 to 2s, with the signed level q = v s / norm, rounded at random with the exact expectation: see
+A code is q + s, from 0 to 2s. The signed level q is v s / norm, rounded at random with the exact expectation: see
 psnode.codecs.kernels.fixed_point.
 
 An ordinary norm is 0, or between 2^-50 and 2^50. Buckets with other norms are computed in float64, one coordinate at a time. A
-plain block is full, belongs to one bucket with an ordinary norm, and has codes of one byte; the fast loops are for plain blocks.
+plain block is full, belongs to one bucket with an ordinary norm, and has codes of one byte. Fast loops exist only for plain
+blocks.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 class Grid(NamedTuple):
-    """The number of levels s, the bits of a code, and the number of coordinates that share a norm."""
+    """The number of levels s, the number of bits of a code, and the number of coordinates that share a norm."""
 
     levels: int
     bits: int
@@ -33,17 +34,17 @@ class Grid(NamedTuple):
 
 
 class BlockSpan(NamedTuple):
-    """The coordinates start..start+size-1 of a block."""
+    """The position of a block: the coordinates start..start+size-1."""
 
     start: int
     size: int
 
 
 class Scratch(NamedTuple):
-    """Scratch for a block.
+    """Scratch memory for a block.
 
-    In order: random words, codes, the fractions of the fixed-point sums, rows of bytes, values, decoded values, factors or steps,
-    and 576 values for sums.
+    The fields are random words, codes, the fractions of the fixed-point sums, rows of bytes, values, decoded values, factors or
+    steps, and 576 values for sums.
     """
 
     words: Words32
@@ -58,7 +59,7 @@ class Scratch(NamedTuple):
 
 @inlined
 def new_room() -> Scratch:
-    """Return scratch for one thread."""
+    """Return scratch memory for one thread."""
     words, codes, ends = np.empty(HALF, np.uint32), np.zeros(BLOCK, np.uint32), np.zeros(BLOCK, np.uint32)
     v, y, scales = np.zeros(BLOCK, np.float32), np.zeros(BLOCK, np.float32), np.zeros(BLOCK, np.float32)
     return Scratch(words, codes, ends, new_rows(), v, y, scales, np.empty(BLOCK + 64, np.float32))
@@ -71,7 +72,7 @@ def _ordinary(norm: np.float32) -> bool:
 
 @inlined
 def is_plain(span: BlockSpan, grid: Grid, norms: Floats) -> bool:
-    """Return True if the block is plain."""
+    """Return True if the block is plain, as the module's docstring defines."""
     b = span.start // grid.bucket
     inside = (b + 1) * grid.bucket >= span.start + BLOCK
     return bool(span.size == BLOCK and grid.bits <= 8 and inside and _ordinary(norms[b]))
@@ -79,33 +80,36 @@ def is_plain(span: BlockSpan, grid: Grid, norms: Floats) -> bool:
 
 @inlined
 def least_norm(norm: np.float32, dots: Float64s) -> np.float32:
-    """Return `norm` times <x, y> / <y, y>, where `dots` holds both products of a bucket x and its decoded y; 0 if y is 0."""
+    """Return `norm` times <x, y> / <y, y>, or 0 if y is 0.
+
+    `dots` holds these inner products of a bucket x and its decoded values y.
+    """
     return np.float32(min(np.float64(norm) * (dots[0] / dots[1]), _LARGEST)) if dots[1] > 0 else np.float32(0)
 
 
 @inlined
 def factor_of(norm: np.float32, levels: int) -> np.float32:
-    """Return 2^16 s / norm; 0 for a norm of 0."""
+    """Return 2^16 s / norm, or 0 for a norm of 0. s is `levels`."""
     return np.float32(levels * UNIT / np.float64(norm)) if norm > 0 else np.float32(0)
 
 
 @inlined
 def step_of(norm: np.float32, levels: int) -> np.float32:
-    """Return norm / s."""
+    """Return the distance between two levels, norm / s. s is `levels`."""
     return np.float32(norm / np.float32(levels))
 
 
 @inlined
 def _scaled(v: np.float32, factor: np.float32, top: np.float32) -> np.float32:
-    """Return v factor, limited to -top..top."""
+    """Return v times factor, limited to -top..top."""
     return min(max(v * factor, -top), top)
 
 
 @inlined
 def quantise_plain(v: Floats, factor: np.float32, levels: int, words: Words32, low: Bytes) -> bool:
-    """Write the codes of a plain block. Coordinate i < 256 uses the low half of word i, coordinate i + 256 the high half.
+    """Write the codes of a plain block. Return False if there was a tie.
 
-    Return False if there was a tie.
+    Coordinate i < 256 uses the low half of random word i, and coordinate i + 256 the high half.
     """
     top = np.float32(levels * UNIT)
     zero = np.uint32(levels << 16)
@@ -123,7 +127,7 @@ def quantise_plain(v: Floats, factor: np.float32, levels: int, words: Words32, l
 
 @kernel
 def settle_ties_plain(v: Floats, factor: np.float32, levels: int, words: Words32, draws: Draws, start: int, low: Bytes) -> None:
-    """Settle the ties of `quantise_plain` by further random bits. The block begins at coordinate `start`."""
+    """Settle the ties that `quantise_plain` left, by further random bits. The block begins at coordinate `start`."""
     top = np.float32(levels * UNIT)
     for i in range(BLOCK):
         word = np.uint32(words[i] & np.uint32(ONES)) if i < HALF else np.uint32(words[i - HALF] >> np.uint32(16))
@@ -134,7 +138,10 @@ def settle_ties_plain(v: Floats, factor: np.float32, levels: int, words: Words32
 
 @inlined
 def values_plain(low: Bytes, levels: int, step: np.float32, y: Floats) -> None:
-    """Convert the codes of a plain block to values. Any decoder takes a code above 2s as 2s; encode never writes one."""
+    """Write the values of the codes of a plain block to `y`.
+
+    A code above 2s, which encode never writes, is read as 2s by every decoder.
+    """
     s = np.int32(levels)
     for i in range(BLOCK):
         y[i] = np.float32(min(np.int32(np.int32(low[i]) - s), s)) * step
@@ -142,7 +149,7 @@ def values_plain(low: Bytes, levels: int, step: np.float32, y: Floats) -> None:
 
 @inlined
 def add_values_plain(low: Bytes, levels: int, step: np.float32, weight: np.float32, out: Floats) -> None:
-    """Add weight * values of a plain block to `out`."""
+    """Add weight times the values of a plain block to `out`."""
     s = np.int32(levels)
     for i in range(BLOCK):
         out[i] += weight * (np.float32(min(np.int32(np.int32(low[i]) - s), s)) * step)
@@ -150,7 +157,10 @@ def add_values_plain(low: Bytes, levels: int, step: np.float32, weight: np.float
 
 @inlined
 def _spread(norms: Floats, span: BlockSpan, grid: Grid, encoding: bool, out: Floats) -> bool:
-    """Write the factor or step of every coordinate, 0 where the norm is not ordinary. Return True if all norms are ordinary."""
+    """Write the factor or the step of every coordinate. It is 0 where the norm is not ordinary.
+
+    Return True if all norms are ordinary.
+    """
     ordinary = True
     at = 0
     while at < span.size:
@@ -170,7 +180,7 @@ def _spread(norms: Floats, span: BlockSpan, grid: Grid, encoding: bool, out: Flo
 
 @kernel
 def quantise(norms: Floats, span: BlockSpan, grid: Grid, draws: Draws, room: Scratch) -> None:
-    """Write the codes of any block, whose values are in room.v.
+    """Write the codes of a block of any kind, whose values are in room.v.
 
     After the end of the block, room.v and room.scales are zero, so that the codes after the end mean zero.
     """
@@ -198,7 +208,7 @@ def quantise(norms: Floats, span: BlockSpan, grid: Grid, draws: Draws, room: Scr
 
 @kernel
 def _quantise_wide(norms: Floats, span: BlockSpan, grid: Grid, draws: Draws, room: Scratch) -> None:
-    """Write the codes of those coordinates of a block whose norm is not ordinary, computed in float64."""
+    """Write the codes of the coordinates whose norm is not ordinary. They are computed in float64."""
     top = grid.levels * UNIT
     for i in range(span.size):
         norm = norms[(span.start + i) // grid.bucket]
@@ -213,7 +223,7 @@ def _quantise_wide(norms: Floats, span: BlockSpan, grid: Grid, draws: Draws, roo
 
 @kernel
 def values(norms: Floats, span: BlockSpan, grid: Grid, room: Scratch) -> bool:
-    """Write the values of the codes of any block to room.y. Return True if all norms are ordinary."""
+    """Write the values of the codes of a block of any kind to room.y. Return True if all norms are ordinary."""
     codes, steps, y = room.codes, room.scales, room.y
     ordinary = _spread(norms, span, grid, False, steps)
     s = np.int32(grid.levels)

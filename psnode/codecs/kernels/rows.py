@@ -23,13 +23,13 @@ _GROUP = 64
 
 @instructions
 def bits_of(x: np.float32) -> np.uint32:
-    """Return the bits of `x`."""
+    """Return the bits of the float32 `x` as an integer."""
     return x.view(np.uint32)
 
 
 @instructions
 def float_of(x: np.uint32) -> np.float32:
-    """Return the number with the bits `x`."""
+    """Return the float32 with the bits `x`."""
     return x.view(np.float32)
 
 
@@ -47,13 +47,16 @@ def high_half(word: np.uint32) -> np.uint32:
 
 @inlined
 def uncounted(x: Floats) -> Floats:
-    """Return `x` as an array without reference counts, which take a tenth of the time for short rows. `x` must stay alive."""
+    """Return `x` as an array without reference counts. `x` must stay alive as long as this array is used.
+
+    Counting takes a tenth of the time for short rows.
+    """
     return carray(floats_at(x.ctypes.data), x.size)
 
 
 @inlined
 def is_finite(v: Floats) -> bool:
-    """Return True if a row is finite."""
+    """Return True if all values of a row are finite."""
     return bool(top_bits(viewed(v, np.uint32), np.uint32(0)) < np.uint32(INFINITY_BITS))
 
 
@@ -65,36 +68,36 @@ def largest_512(v: Floats) -> np.float32:
 
 @instructions
 def pack_64(low: Bytes, start: int, out: Words32, at: int) -> None:
-    """Set bit j of the two words out[at : at + 2] to 1 where low[start + j] is not 0, else to 0."""
+    """Set the two words out[at : at + 2]: bit j is 1 if low[start + j] is not 0, else 0."""
     store(out, at, packed(load(low, start, _GROUP) >= 1))
 
 
 @instructions
 def unpack_64(mask: np.uint64, low: Bytes, start: int) -> None:
-    """Write the bits of `mask` to low[start : start + 64]."""
+    """Write the 64 bits of `mask` to low[start : start + 64], one per byte."""
     store(low, start, unpacked(mask).astype(np.uint8))
 
 
 @inlined
 def pack_signs(low: Bytes, out: Words32) -> None:
-    """Set bit i mod 32 of word i // 32 to 1 where low[i] is not 0, for 512 values."""
+    """Set bit i mod 32 of word i // 32 to 1 if low[i] is not 0, else to 0, for 512 values."""
     for g in range(ROW // _GROUP):
         pack_64(low, _GROUP * g, out, 2 * g)
 
 
 @inlined
 def unpack_signs(data: Words32, low: Bytes) -> None:
-    """Unpack bits into `low`: the inverse of pack_signs."""
+    """Unpack 512 bits into `low`, one per byte. This is the inverse of pack_signs."""
     for g in range(ROW // _GROUP):
         unpack_64(np.uint64(data[2 * g]) | (np.uint64(data[2 * g + 1]) << np.uint64(32)), low, _GROUP * g)
 
 
 @kernel
 def draw_coins(key: Words, stream: int, row: int, words: Words32, coins: Bytes) -> None:
-    """Write a coin (0 or 1) for every coordinate of a row: bit i mod 32 of word i // 32, as in psnode.codecs.kernels.sign.
+    """Write a coin (0 or 1) for every coordinate of a row. It is bit i mod 32 of word i // 32, as in psnode.codecs.kernels.sign.
 
-    `words` caches 256 words, which serve 16 rows, followed by 1 plus the number of this group of 16 rows. `words` is zero at
-    first.
+    `words` caches 256 random words, which serve a group of 16 rows, followed by the number of this group plus 1. It holds zeros
+    at first.
     """
     piece = row // 16
     if words[HALF] != np.uint32(piece + 1):
@@ -105,20 +108,23 @@ def draw_coins(key: Words, stream: int, row: int, words: Words32, coins: Bytes) 
 
 @inlined
 def settled(fixed: np.uint32, exact: float, key: Words, stream: int, index: int) -> np.uint32:
-    """Return floor(fixed / 2^16). If the 16 random bits in `fixed` leave a tie, further random bits decide whether 1 is added."""
+    """Return floor(fixed / 2^16), or this number plus 1.
+
+    1 is added only if the 16 random bits in `fixed` leave a tie and further random bits round up.
+    """
     up = is_tie(fixed) and goes_up(exact, key, stream, index)
     return np.uint32(np.uint32(fixed >> np.uint32(16)) + np.uint32(up))
 
 
 @inlined
 def ordered(bits: np.int32) -> np.int32:
-    """Return an integer that is ordered like the float32 with `bits`. The function is its own inverse."""
+    """Return an integer that is ordered like the float32 with these `bits`. The function is its own inverse."""
     return np.int32(bits ^ ((bits >> np.int32(31)) & np.int32(MAGNITUDE)))
 
 
 @inlined
 def top_of(place: np.int32) -> np.float32:
-    """Return the float32 whose ordered integer is `place`: see `survey_ends`."""
+    """Return the float32 whose ordered integer is `place`, as `survey_ends` stores it."""
     return np.float32(float_of(np.uint32(ordered(place))))
 
 
@@ -130,9 +136,10 @@ def least_of(place: np.int32) -> np.float32:
 
 @kernel
 def survey_ends(x: Floats, tops: Int32s, parts: PartTable) -> bool:
-    """Update the first three `tops`: the largest magnitude, the least and the greatest value, as ordered integers.
+    """Update the first three entries of `tops` with the largest magnitude, the least and the greatest value of `x`.
 
-    `parts` are first added to their target, the memory of `x`. Return False if a value or a part is not finite.
+    They are stored as ordered integers. `parts` are first added to their target, the memory of `x`. Return False if a value or
+    a part is not finite.
     """
     wide()
     bits = viewed(x, np.int32)
@@ -158,8 +165,8 @@ def survey_ends(x: Floats, tops: Int32s, parts: PartTable) -> bool:
 def survey_magnitudes(x: Floats, tops: Int32s, parts: PartTable) -> bool:
     """Update tops[0], the bits of the largest magnitude, and tops[4], the bits of the least nonzero magnitude minus 1.
 
-    `parts` are as for survey_ends. If all values are zeros, tops[4] becomes 2^31 - 1. Return False if a value or a part is not
-    finite.
+    `parts` are first added to the memory of `x`. If all values are zeros, tops[4] becomes 2^31 - 1. Return False if a value or
+    a part is not finite.
     """
     wide()
     bits = viewed(x, np.uint32)

@@ -1,10 +1,10 @@
-"""One bit per coordinate in buckets: mean magnitudes of the buckets, and signs turned into one of two values.
+"""One bit per coordinate in buckets: the mean magnitudes of the buckets, and the conversion of signs to one of two values.
 
 Bit i mod 8 of byte i // 8 belongs to coordinate i, and is 1 if the coordinate is negative. A coin decides the sign of a zero
-(also of -0.0), so that a coordinate that is always zero is not pushed in one direction. The coin of coordinate i is bit i mod 32
-of word i // 32 of the stream, with words in the order in which `fill` writes them.
+(0.0 or -0.0), so that a coordinate that is always zero does not drift in one direction. The coin of coordinate i is bit i mod
+32 of word i // 32 of the stream, with words in the order in which `fill` writes them.
 
-Sums are computed as in psnode.codecs.kernels.trees; the first row of a bucket begins with the bucket.
+Sums are computed as in psnode.codecs.kernels.trees. The first row of a bucket begins with the bucket.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 @kernel
 def _sum(v: Floats, row: Floats, scratch: Floats) -> float:
-    """Return the sum of |v|, for at most 512 finite values. `row`: 512 float32 of scratch, `scratch`: 576."""
+    """Return the sum of |v| for at most 512 finite values. `row`: 512 float32 of scratch memory. `scratch`: 576 float32."""
     for i in range(v.size):
         row[i] = abs(v[i])
     if v.size <= 64:  # the tree would add only zeros to these values
@@ -38,13 +38,13 @@ def _sum(v: Floats, row: Floats, scratch: Floats) -> float:
 
 @inlined
 def _mean(sums: Float64s, size: int) -> float:
-    """Return the mean of `size` magnitudes from the sums of rows, at most the largest float32. Overwrites `sums`."""
+    """Return the mean of `size` magnitudes, at most the largest float32, given the sums of rows. `sums` is overwritten."""
     return float(min(tree_of(sums) / size, _LARGEST))
 
 
 @kernel
 def means_by_rows(sums: Float64s, size: int, bucket: int, means: Floats) -> None:
-    """Write the mean magnitudes of buckets of whole rows, from `sums` of the rows, which are overwritten."""
+    """Write the mean magnitudes of buckets of whole rows, given the `sums` of the rows, which are overwritten."""
     rows = bucket // ROW
     for b in range(means.size):
         means[b] = _mean(sums[rows * b : rows * b + rows], min(bucket, size - bucket * b))
@@ -66,7 +66,10 @@ def means_of(x: Floats, bucket: int, means: Floats) -> None:
 
 @kernel
 def apply(bits: Bytes, bucket: int, low: Floats, high: Floats, source: Floats, out: Floats) -> None:
-    """Write out = source + level, or level if `source` is empty: low[i // bucket] where bit i is 1, else high[i // bucket]."""
+    """Write source + level to `out`, or only the level if `source` is empty.
+
+    The level of coordinate i is low[i // bucket] where bit i is 1, else high[i // bucket].
+    """
     wide()
     room, last, full = np.empty(ROW // 4, np.float32), np.zeros(ROW // 8, np.uint8), out.size // ROW * ROW
     signs, target = viewed(uncounted(room), np.uint8), uncounted(out)

@@ -1,4 +1,4 @@
-"""The norm of a sum, computed in the sweep that adds the parts, while each stretch is in the first-level cache."""
+"""The norm of a sum. It is computed in the sweep that adds the parts, while each stretch is in the first-level cache."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LARGEST, _DOWN = float(np.finfo(np.float32).max), np.float32(2.0**-20)
 
 @kernel
 def l2_of_sum(x: Floats, parts: PartTable) -> float:
-    """Add `parts` to the memory of `x`, and return the norm of `x` as l2_norm does.
+    """Add `parts` to the memory of `x`, and return the norm of the result as l2_norm does.
 
     Return NOT_FINITE if a value or a part is not finite.
     """
@@ -38,7 +38,7 @@ def l2_of_sum(x: Floats, parts: PartTable) -> float:
 
 @kernel
 def uncut(norm: float, x: Floats) -> float:
-    """Return the L2 norm of `x` without the limit of the largest float32. `norm` is its norm by l2_norm."""
+    """Return the L2 norm of `x` without limiting it to the largest float32. `norm` is the norm by l2_norm."""
     if norm < _LARGEST:
         return float(norm)
     return float(l2_norm(x * _DOWN, np.empty(CHUNK + 64, np.float32)) / np.float64(_DOWN))

@@ -1,12 +1,12 @@
 """The loops of tbq. Each block of 20480 coordinates has the smaller of two forms, dense or sparse.
 
-A dense block packs five digits to a byte; a sparse block has 2 bytes for each value sent.
+A dense block packs five digits into a byte. A sparse block has 2 bytes for each value sent.
 
     block   uint16 m: the number of values sent, or 65535 for a dense block
             m times uint16: place in the block, plus 32768 where negative, ascending;
             or digits 0 (-tau), 1 (0), 2 (tau), five to a byte: see psnode.codecs.kernels.trits
 
-The values that are sent are found by their bits, because the bits of magnitudes, as integers, are ordered like the magnitudes.
+The values to send are found by comparing bits, because the bits of magnitudes, as integers, are ordered like the magnitudes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NEGATIVE = 0x8000
 
 @kernel
 def _find(v: Floats, threshold: np.uint32, masks: Words) -> int:
-    """Set bit j mod 64 of masks[j // 64] to 1 where the bits of |v[j]| are at least `threshold`. Return the number of ones."""
+    """Set bit j mod 64 of masks[j // 64] to 1 if the bits of |v[j]| are at least `threshold`. Return the number of ones."""
     bits = viewed(v, np.uint32)
     full = bits.size // LANES
     sent = 0
@@ -48,7 +48,10 @@ def _find(v: Floats, threshold: np.uint32, masks: Words) -> int:
 
 @kernel
 def _list(v: Floats, masks: Words, entries: Words16) -> bool:
-    """Write the entries of a block for the ones in `masks`, at least one. Return True if their values are finite."""
+    """Write the entries of a block for the ones in `masks`, of which there is at least one.
+
+    Return True if their values are finite.
+    """
     bits = viewed(v, np.uint32)
     worst = np.uint32(0)
     k = 0
@@ -65,7 +68,7 @@ def _list(v: Floats, masks: Words, entries: Words16) -> bool:
 
 @kernel
 def to_digits(v: Floats, threshold: np.float32, digits: Bytes) -> bool:
-    """Write the digits of `v`, then zeros. Return True if all values are finite."""
+    """Write the digits of `v` to `digits`, followed by zeros. Return True if all values are finite."""
     bits = viewed(v, np.uint32)
     worst = np.uint32(0)
     for i in range(v.size):
@@ -85,10 +88,11 @@ def _add_entries(entries: Words16, tau: np.float32, out: Floats) -> None:
 def encode(
     x: Floats, parts: PartTable, tau: np.float32, threshold: np.float32, body: Bytes, error: Floats, copy: bool
 ) -> tuple[int, int]:  # fmt: skip
-    """Write blocks to `body`. Return the numbers of bytes and of coordinates done (all, unless a value is not finite).
+    """Write blocks to `body`. Return the number of bytes, and the number of coordinates coded.
 
-    `error` becomes x - decoded for the coordinates done, unless it is empty. `parts` are first added to their target, the memory
-    of `x`. `copy` is true if `error` does not share the memory of `x`.
+    The latter is the number of all coordinates unless a value is not finite. `error` becomes x - decoded for the coordinates
+    coded, unless it is empty. `parts` are first added to their target, the memory of `x`. `copy` is True if `error` does not
+    share the memory of `x`.
     """
     digits, masks = np.empty(BLOCK, np.uint8), np.empty(BLOCK // LANES, np.uint64)
     limit = viewed(np.full(1, threshold, np.float32), np.uint32)[0]
@@ -124,7 +128,7 @@ def encode(
 
 @kernel
 def decode(body: Bytes, tau: np.float32, out: Floats, adding: bool) -> None:
-    """Write out = decoded, or out += decoded, from a valid body."""
+    """Write the decoded values of a valid body to `out`, or add them to `out`."""
     digits = np.empty(BLOCK, np.uint8)
     used = 0
     for start in range(0, out.size, BLOCK):
@@ -167,7 +171,7 @@ def pack_block(digits: Bytes, out: Bytes) -> int:
 
 @kernel
 def unpack_block(data: Bytes, digits: Bytes) -> int:
-    """Unpack the valid block at the start of `data`: the inverse of pack_block. Return the number of bytes read."""
+    """Unpack the valid block at the start of `data`, and return the number of bytes read. This is the inverse of pack_block."""
     sent = int(data[0]) + 256 * int(data[1])
     if sent == _DENSE:
         unpack(data[2 : 2 + BLOCK // DIGITS], digits)
@@ -180,7 +184,7 @@ def unpack_block(data: Bytes, digits: Bytes) -> int:
 
 @kernel
 def length(body: Bytes, size: int) -> int:
-    """Return the number of bytes of the valid blocks of `size` values at the start of `body`."""
+    """Return the number of bytes of the blocks of `size` values at the start of `body`, which must be valid."""
     used = 0
     for start in range(0, size, BLOCK):
         sent = int(body[used]) + 256 * int(body[used + 1])
@@ -190,7 +194,7 @@ def length(body: Bytes, size: int) -> int:
 
 @kernel
 def block_starts(body: Bytes, blocks: int) -> Int32s:
-    """Return the offsets of the `blocks` valid full blocks at the start of `body`, and the end of the last one."""
+    """Return the offsets of `blocks` full blocks at the start of `body`, which must be valid, and the end of the last one."""
     starts = np.zeros(blocks + 1, np.int32)
     for b in range(blocks):
         starts[b + 1] = starts[b] + length(body[starts[b] :], BLOCK)
@@ -199,7 +203,7 @@ def block_starts(body: Bytes, blocks: int) -> Int32s:
 
 @kernel
 def is_valid(body: Bytes, size: int) -> bool:
-    """Return True if `body` is exactly an output of encode for some array of `size` values."""
+    """Return True if encode can make exactly `body` from some array of `size` values."""
     used = 0
     for start in range(0, size, BLOCK):
         count = min(BLOCK, size - start)

@@ -1,4 +1,4 @@
-"""Digits 0, 1, 2 of whole arrays, in blocks of 2560: five rows of 512 digits, packed into 512 bytes."""
+"""Coding of whole arrays of digits 0, 1, 2 in blocks of 2560. A block is five rows of 512 digits, packed into 512 bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _value(digit: np.uint8, minus: np.float32, zero: np.float32, plus: np.float3
 
 @kernel
 def add(digits: Bytes, scale: np.float32, out: Floats) -> None:
-    """Write out += (digit - 1) scale."""
+    """Add (digit - 1) scale to `out` for every digit."""
     wide()
     minus, zero = -scale, np.float32(0) * scale
     for i in range(out.size):
@@ -28,7 +28,7 @@ def add(digits: Bytes, scale: np.float32, out: Floats) -> None:
 
 @kernel
 def write(digits: Bytes, scale: np.float32, out: Floats) -> None:
-    """Write out = (digit - 1) scale."""
+    """Write (digit - 1) scale to `out` for every digit."""
     wide()
     minus, zero = -scale, np.float32(0) * scale
     for i in range(out.size):
@@ -37,7 +37,7 @@ def write(digits: Bytes, scale: np.float32, out: Floats) -> None:
 
 @kernel
 def digits_of(packed: Bytes, codes: Codes) -> None:
-    """Overwrite `codes` with the digits of a valid `packed`, one per byte."""
+    """Overwrite `codes` with the digits in `packed`, one per byte. `packed` must be valid."""
     digits = np.empty(BLOCK, np.uint8)
     for start in range(0, codes.size, BLOCK):
         unpack(packed[start // DIGITS : (start + BLOCK) // DIGITS], digits)

@@ -1,15 +1,17 @@
-"""Threefry 4x32-13: four words from a counter and a key of four words each, by additions, rotations and exclusive ors.
+"""Threefry 4x32-13.
 
-The generator is the cipher Threefish with words of 32 bits and 13 rounds, without the tweak. Round r = 0, 1, ... mixes two pairs
-of words, (0, 1) and (2, 3) if r is even, (0, 3) and (2, 1) if r is odd: x <- x + y, y <- (y rotated left) ^ x. Before round 0 and
-after every fourth round, the key is added to the words, shifted by one more place each time, and the number of the addition is
-added to the last word.
+It computes four words from a counter and a key of four words each, by additions, rotations and exclusive ors.
+
+The generator is the cipher Threefish with words of 32 bits and 13 rounds, without the tweak. Round r = 0, 1, ... mixes two
+pairs of words (x, y): words (0, 1) and (2, 3) if r is even, words (0, 3) and (2, 1) if r is odd. Mixing sets x <- x + y, then y
+<- (y rotated left) ^ x. Before round 0 and after every fourth round, the key is added to the words. For each addition the words
+of the key are shifted by one more position, and the number of the addition is added to the last word.
 
 The functions are written as 32-bit instructions, because Numba widens the arithmetic of uint32, which would halve the lanes of a
 vectorised loop.
 
-Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011. In that paper, 12 rounds pass
-BigCrush; Random123, its reference implementation, publishes known answers for 13.
+Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011. In that paper, 12 rounds pass the
+tests of BigCrush. Its reference implementation, Random123, publishes known answers for 13 rounds.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ def _mix(x: list[np.uint32], r: int) -> None:
 
 @instructions
 def encrypt(counter: Four, key: Four) -> Four:
-    """Return the four words of `counter` encrypted with `key`, for use inside kernels."""
+    """Return the four words of `counter`, encrypted with `key`. The function is for use inside kernels."""
     x, words = list(counter), list(key)
     words.append(words[0] ^ words[1] ^ words[2] ^ words[3] ^ _PARITY)
     _add_key(x, words, 0)

@@ -1,8 +1,8 @@
-"""Sums over a whole input, in an order that any number of processors can keep: trees of 512.
+"""Sums over a whole input by trees of 512, in an order that any number of processors can keep.
 
 A row of 512 float32 (the last row is padded with zeros) is summed in float32 by the tree of `fold`. If the sum is not finite,
-2^-10 times the values are summed instead, which gives 2^-10 times the sum. Sums of rows are float64; the same tree adds them 512
-at a time (the last group is padded with zeros) until one sum is left.
+2^-10 times the values are summed instead, which gives 2^-10 times the sum. Sums of rows are float64. The same tree adds them
+512 at a time (the last group is padded with zeros) until one sum is left.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DOWN, UP = np.float32(2.0**-10), 2.0**10
 
 @inlined
 def sum_512(v: Floats, lanes: Floats) -> np.float32:
-    """Return the sum of a row, added by the tree of psnode.codecs.kernels.norms. `lanes`: 64 float32 of scratch."""
+    """Return the sum of a row, added by the tree of psnode.codecs.kernels.norms. `lanes`: 64 float32 of scratch memory."""
     for i in range(64):
         a = (v[i] + v[64 + i]) + (v[128 + i] + v[192 + i])
         b = (v[256 + i] + v[320 + i]) + (v[384 + i] + v[448 + i])
@@ -30,7 +30,7 @@ def sum_512(v: Floats, lanes: Floats) -> np.float32:
 
 @kernel
 def row_sum(v: Floats, count: int, scratch: Floats) -> float:
-    """Return the sum of the first `count` of 512 values; not finite if one of them is not.
+    """Return the sum of the first `count` of 512 values. It is not finite if one of them is not.
 
     `scratch`: 576 float32, which must not overlap with `v`.
     """
@@ -47,7 +47,7 @@ def row_sum(v: Floats, count: int, scratch: Floats) -> float:
 
 @kernel
 def count_512(conditions: npt.NDArray[np.bool_], count: int) -> float:
-    """Return the number of true values among the first `count` of 512, exactly."""
+    """Return the number of true values among the first `count` of 512 values. The number is exact."""
     found = np.uint32(0)
     if count == ROW:
         for i in range(64):
@@ -63,7 +63,7 @@ def count_512(conditions: npt.NDArray[np.bool_], count: int) -> float:
 
 @inlined
 def _tree_512(sums: Float64s, start: int, count: int, row: Float64s) -> float:
-    """Return the sum of sums[start : start + count], with count <= 512. `row`: 512 float64 of scratch."""
+    """Return the sum of sums[start : start + count], where count <= 512. `row`: 512 float64 of scratch memory."""
     if count <= 64:  # the tree would add only zeros to these sums
         for i in range(64):
             row[i] = sums[start + i] if i < count else 0.0
@@ -79,7 +79,7 @@ def _tree_512(sums: Float64s, start: int, count: int, row: Float64s) -> float:
 
 @kernel
 def tree_of(sums: Float64s) -> float:
-    """Return the sum of one or more sums of rows, never -0. Overwrites `sums`."""
+    """Return the total of the sums of one or more rows. It is never -0. `sums` is overwritten."""
     if sums.size == 1:
         return float(sums[0] + 0.0)
     row, left = np.empty(ROW, np.float64), sums.size

@@ -1,4 +1,4 @@
-"""Digits 0, 1, 2, packed five to a byte: 1.6 bits each, close to the log2(3) = 1.585 bits that they need.
+"""Packing of digits 0, 1, 2, five to a byte. A digit takes 1.6 bits, close to the log2(3) = 1.585 bits that it needs.
 
 A block of t digits takes S = ceil(t / 5) bytes. Byte j is the sum over k = 0..4 of 3^k times digit j + S k (0 after the last
 digit). A byte is at most 242. One operation packs or unpacks all lanes of a vector.
@@ -23,7 +23,7 @@ def _more(byte: np.uint8, digit: np.uint8) -> np.uint8:
 
 @kernel
 def pack(digits: Bytes, out: Bytes) -> None:
-    """Pack 5 * out.size digits. Digits after the last one of the block must be 0."""
+    """Pack 5 * out.size digits into `out`. Digits after the last one of the block must be 0."""
     wide()
     n = out.size
     a, b, c, d, e = digits[:n], digits[n : 2 * n], digits[2 * n : 3 * n], digits[3 * n : 4 * n], digits[4 * n : 5 * n]
@@ -33,20 +33,23 @@ def pack(digits: Bytes, out: Bytes) -> None:
 
 @inlined
 def _top_digit(byte: np.uint8, power: int) -> np.uint8:
-    """Return the digit of 3^k = `power` in `byte`, which is less than 3 power."""
+    """Return the digit of `byte` at the place value 3^k = `power`, given that `byte` is less than 3 power."""
     return np.uint8(np.uint8(byte >= np.uint8(power)) + np.uint8(byte >= np.uint8(2 * power)))
 
 
 @inlined
 def _rest(byte: np.uint8, power: int) -> np.uint8:
-    """Return `byte` without its digit of 3^k = `power`."""
+    """Return `byte` without its digit at the place value 3^k = `power`."""
     twice, once = np.uint8(2 * power), np.uint8(power)
     return np.uint8(byte - (twice if byte >= twice else (once if byte >= once else np.uint8(0))))
 
 
 @kernel
 def unpack(data: Bytes, digits: Bytes) -> None:
-    """Overwrite digits[: 5 * data.size] with 0, 1 or 2, for any bytes: the inverse of pack."""
+    """Overwrite digits[: 5 * data.size] with the digits in `data`. Any bytes give digits 0, 1 or 2.
+
+    This is the inverse of pack.
+    """
     wide()
     n = data.size
     a, b, c, d, e = digits[:n], digits[n : 2 * n], digits[2 * n : 3 * n], digits[3 * n : 4 * n], digits[4 * n : 5 * n]
@@ -64,7 +67,7 @@ def unpack(data: Bytes, digits: Bytes) -> None:
 
 @kernel
 def is_packed(data: Bytes, count: int) -> bool:
-    """Return True if `pack` can make `data` from `count` digits: no byte is above 242, and zeros follow the last digit."""
+    """Return True if `pack` can make `data` from `count` digits. Then no byte is above 242, and zeros follow the last digit."""
     top = np.uint8(0)
     for j in range(data.size):
         top = max(top, data[j])
@@ -78,7 +81,7 @@ def is_packed(data: Bytes, count: int) -> bool:
 
 @kernel
 def cut_digits(unit: Bytes, count: int, out: Bytes) -> None:
-    """Pack the first `count` digits of a packed block into `out`."""
+    """Write the first `count` digits of the packed block `unit` to `out`, packed."""
     digits = np.empty(DIGITS * unit.size, np.uint8)
     unpack(unit, digits)
     digits[count:] = 0
@@ -87,7 +90,10 @@ def cut_digits(unit: Bytes, count: int, out: Bytes) -> None:
 
 @kernel
 def fill_digits(tail: Bytes, count: int, unit: Bytes) -> None:
-    """Write a full packed block, in which digits from `count` on are 0: the inverse of cut_digits."""
+    """Write the digits in `tail` to `unit` as a full packed block, in which digits from `count` on are 0.
+
+    This is the inverse of cut_digits.
+    """
     digits = np.zeros(DIGITS * unit.size, np.uint8)
     unpack(tail, digits[: DIGITS * tail.size])
     digits[count:] = 0

@@ -204,7 +204,10 @@ class Program:
         return _place_of_key([value for _, value in self.of_array])
 
     def side_words(self, size: int) -> int:
-        """Return the number of 32-bit words before the codes of `size` coordinates: numbers, then widths of `fitted` codes."""
+        """Return the number of 32-bit words before the codes of `size` coordinates.
+
+        These words hold the numbers, and the widths of `fitted` codes.
+        """
         return self.place_of_widths(size) + -(-self._widths(size) // 4)
 
     def place_of_widths(self, size: int) -> int:

@@ -1,1 +1,1 @@
-"""All LLVM instructions of the package that Numba does not generate from loops, each with its equivalent in NumPy."""
+"""The LLVM instructions that the package uses and that Numba does not generate from loops, each with its equivalent in NumPy."""

@@ -1,11 +1,12 @@
 """Conversion of a Python function of values to machine code inside a kernel.
 
-A function decorated with `instructions` computes with numbers, and with vectors of 32 or 64 numbers. When a kernel that calls the
-function is compiled, the function is run once, with a `RuntimeValue` for every number and an `Array` for every array, and its
-operations on them become machine code: `low + 1` is an addition in all lanes. `plain` runs the same function on NumPy numbers and
-arrays.
+A function decorated with `instructions` computes with numbers, and with vectors of 32 or 64 numbers. When a kernel that calls
+the function is compiled, the function is run once, with a `RuntimeValue` for every number and an `Array` for every array. Its
+operations on them become machine code: `low + 1` is an addition in all lanes. `plain` runs the same function on NumPy numbers
+and arrays.
 
-Numba itself never turns a loop into 16-bit lanes or masks. LLVM lowers the vectors to vectors of the processor.
+This is needed because Numba itself never turns a loop into operations on 16-bit lanes or on masks. LLVM maps the vectors to the
+vectors of the processor.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _WIDE = '"prefer-vector-width"="512"'
 
 
 def _numba(hint: Any, given: Any = None) -> Any:
-    """Return Numba's type for the annotation of a number, or of a tuple of numbers. Arrays keep the type `given`."""
+    """Return Numba's type for the annotation of a number or of a tuple of numbers. For arrays, return the type `given`."""
     if get_origin(hint) is tuple:
         return types.BaseTuple.from_types([_HINTS[word] for word in get_args(hint)])  # type: ignore[no-untyped-call]
     return _HINTS.get(hint, given)
@@ -58,9 +59,9 @@ def _result(context: Any, builder: Any, kind: Any, value: Any) -> Any:
 
 
 def instructions(function: F) -> F:
-    """Make `function`, which computes with values, callable inside kernels.
+    """Return `function`, which computes with values, in a form that kernels can call.
 
-    Annotations give the types of numbers and of the result.
+    Its annotations must give the types of numbers and of the result.
     """
     hints = get_type_hints(function)
     names = inspect.signature(function).parameters
@@ -81,14 +82,14 @@ def instructions(function: F) -> F:
 
 
 def _paired(typed: Any, equivalent: Callable[..., Any]) -> Any:
-    """Return Numba's intrinsic for a typing function, with its plain equivalent attached."""
+    """Return Numba's intrinsic for the typing function `typed`, with the function on NumPy values attached as `equivalent`."""
     compiled: Any = intrinsic(typed)
     compiled.equivalent = equivalent
     return compiled
 
 
 def plain(compiled: F) -> F:
-    """Return the function for NumPy numbers and arrays: it gives the same bits, and writes the same bytes."""
+    """Return the function for NumPy numbers and arrays. It gives the same bits, and writes the same bytes, as in a kernel."""
 
     def run(*arguments: Any) -> Any:
         with np.errstate(all="ignore"):

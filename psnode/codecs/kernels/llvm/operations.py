@@ -1,6 +1,6 @@
-"""Operations on values and arrays. Each function has the LLVM instructions first, then the same operation in NumPy.
+"""Operations on values and arrays. Each function contains the LLVM instructions first, then the same operation in NumPy.
 
-tests/codecs/test_llvm.py shows that the bits are equal.
+tests/codecs/test_llvm.py checks that both give the same bits.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ _LINE = 64  # bytes in a cache line
 
 
 def _both(name: str, one: Any, other: Any) -> RuntimeValue:
-    """Call LLVM's function s`name` or u`name` on two vectors, one of which may be a constant."""
+    """Return the result of LLVM's function s`name` (signed) or u`name` (unsigned) on two vectors.
+
+    One of them may be a constant.
+    """
     model = one if isinstance(one, RuntimeValue) else other
     operands = model.operand(one), model.operand(other)
     full = f"{'s' if model.dtype.kind == 'i' else 'u'}{name}"
@@ -43,9 +46,9 @@ def store(array: Any, start: Any, value: Any) -> None:
 
 
 def prefetch(array: Any, start: Any, nbytes: int, writing: bool) -> None:
-    """Prefetch `nbytes` of `array` from element `start` on, which may extend past its end.
+    """Prefetch `nbytes` bytes of `array` from element `start` on. They may extend past its end.
 
-    In NumPy, and for processors that prefetching slows down, nothing is done.
+    Nothing is done in NumPy, or on processors that prefetching slows down.
     """
     if isinstance(array, Array) and wants_hints():
         address = array.address(start, I8)
@@ -67,7 +70,7 @@ def spread(number: Any, lanes: int) -> Any:
 
 
 def unpacked(word: Any) -> Any:
-    """Return the mask with bit j of `word` in lane j."""
+    """Return the mask that has bit j of `word` in lane j."""
     if isinstance(word, RuntimeValue):
         mask = ir.VectorType(I1, 8 * word.dtype.itemsize)
         return RuntimeValue(word.builder, word.builder.bitcast(word.value, mask), BOOL)
@@ -75,7 +78,7 @@ def unpacked(word: Any) -> Any:
 
 
 def packed(mask: Any) -> Any:
-    """Return the word with lane j of `mask` in bit j."""
+    """Return the word that has lane j of `mask` in bit j."""
     if isinstance(mask, RuntimeValue):
         lanes = mask.value.type.count
         return RuntimeValue(mask.builder, mask.builder.bitcast(mask.value, ir.IntType(lanes)), f"u{lanes // 8}")
@@ -83,7 +86,10 @@ def packed(mask: Any) -> Any:
 
 
 def select(mask: Any, one: Any, other: Any) -> Any:
-    """Return `one` in the lanes of the mask, and `other` in the other lanes. One of them may be a constant."""
+    """Return a vector with `one` in the lanes where the mask is true, and `other` in the other lanes.
+
+    One of them may be a constant.
+    """
     if isinstance(mask, RuntimeValue):
         model = one if isinstance(one, RuntimeValue) else other
         return RuntimeValue(mask.builder, mask.builder.select(mask.value, model.operand(one), model.operand(other)), model.dtype)
@@ -91,7 +97,7 @@ def select(mask: Any, one: Any, other: Any) -> Any:
 
 
 def choose(condition: Any, one: Any, other: Any) -> Any:
-    """Return `one` if the condition, a number, is true, else `other`. Each of the two may be a NumPy number of the same type."""
+    """Return `one` if the condition, a single number, is true, else `other`. Either may be a NumPy number of the same type."""
     if isinstance(condition, RuntimeValue):
         one, other = (_known(condition.builder, number) for number in (one, other))
         return select(condition, one, other)
@@ -99,7 +105,7 @@ def choose(condition: Any, one: Any, other: Any) -> Any:
 
 
 def _known(builder: Any, number: Any) -> Any:
-    """Return a NumPy number as a value."""
+    """Return a NumPy number as a RuntimeValue. A RuntimeValue is returned unchanged."""
     if isinstance(number, RuntimeValue):
         return number
     kind = element(number.dtype)
@@ -107,7 +113,7 @@ def _known(builder: Any, number: Any) -> Any:
 
 
 def round_down(number: Any) -> Any:
-    """Return the largest integer not above a floating-point number, as a number of the same type."""
+    """Return the largest integer that is at most `number`, a floating-point number, in the same type."""
     return _unary("floor", number) if isinstance(number, RuntimeValue) else np.floor(number)
 
 
@@ -131,7 +137,10 @@ def maximum(one: Any, other: Any) -> Any:
 
 
 def absolute(one: Any) -> Any:
-    """Return the magnitudes of signed integers. The least integer, whose magnitude exceeds the type, is returned unchanged."""
+    """Return the magnitudes of signed integers.
+
+    The least integer is returned unchanged, because its magnitude exceeds the type.
+    """
     if isinstance(one, RuntimeValue):
         return RuntimeValue(one.builder, call(one.builder, "abs", one.value.type, one.value, ir.Constant(I1, 0)), one.dtype)
     return np.abs(one)
@@ -143,7 +152,7 @@ def add_saturated(one: Any, other: Any) -> Any:
 
 
 def subtract_saturated(one: int, other: Any) -> Any:
-    """Return the differences of a constant and integers, limited to the range of the type."""
+    """Return the differences between a constant and integers, limited to the range of the type."""
     return _both("sub.sat", one, other) if isinstance(other, RuntimeValue) else _cut(one - other.astype(np.int64), other.dtype)
 
 
@@ -152,7 +161,7 @@ def _cut(exact: Any, dtype: Any) -> Any:
 
 
 def rotate_left(word: Any, distance: int) -> Any:
-    """Return a word rotated left by `distance` bits, at least 1 and less than its width."""
+    """Return a word rotated left by `distance` bits. The distance is at least 1 and less than the word's width."""
     if isinstance(word, RuntimeValue):
         arguments = word.value, word.value, word.operand(distance)
         return RuntimeValue(word.builder, call(word.builder, "fshl", word.value.type, *arguments), word.dtype)
@@ -174,7 +183,10 @@ def population(word: Any) -> Any:
 
 
 def pick(table: Any, index: Any, size: int) -> Any:
-    """Return table[index] for 32 lanes. The table holds `size` numbers of 16 bits, 32 or 64; every index is below `size`."""
+    """Return table[index] for each of 32 lanes.
+
+    The table holds `size` numbers of 16 bits, 32 or 64, and every index is below `size`.
+    """
     if not isinstance(table, Array):
         return table[index]
     builder, kind = table.builder, index.value.type
@@ -206,19 +218,19 @@ def fma(a: Any, b: Any, c: Any) -> Any:
 
 
 def moves() -> bool:
-    """Return True if the processor can `compress` and `expand` vectors of 16 bits."""
+    """Return True if the processor has instructions for `compress` and `expand` of vectors of 16-bit numbers."""
     return has("avx512vbmi2")
 
 
 def compress(values: Any, mask: Any) -> Any:
-    """Return the uint16 of the lanes in `mask`, moved to the first lanes; 0 in the other lanes."""
+    """Return the uint16 of the lanes where `mask` is true, moved together to the first lanes. The other lanes are 0."""
     if isinstance(values, RuntimeValue):
         return _moved("compress", values, mask)
     return np.concatenate([values[mask], np.zeros(int((~mask).sum()), values.dtype)])
 
 
 def expand(values: Any, mask: Any) -> Any:
-    """Return the first uint16, moved to the lanes in `mask`; 0 in the other lanes."""
+    """Return the first uint16 of a vector, moved to the lanes where `mask` is true. The other lanes are 0."""
     if isinstance(values, RuntimeValue):
         return _moved("expand", values, mask)
     found = np.zeros_like(values)

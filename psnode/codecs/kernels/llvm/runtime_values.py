@@ -1,6 +1,6 @@
-"""Numbers, vectors and arrays that are known when the program runs, and the features of the processor.
+"""Numbers, vectors and arrays whose values are known only when the program runs, and the features of the processor.
 
-Their operators give the same bits as the operators of NumPy arrays of the same dtype.
+The operators of these values give the same bits as the operators of NumPy arrays of the same dtype.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ UNASKED = ("znver1", "znver2", "znver3", "znver4")  # processors, by LLVM's name
 def wants_hints() -> bool:
     """Return True if kernels should prefetch.
 
-    AMD's Zen 4 fetches memory in time by itself, and prefetching slows it down. Earlier Zen processors are assumed to behave like
-    Zen 4. Prefetching speeds up Zen 5 as much as it slows down Zen 4 (docs/results/2026-11-24-processors.md,
+    AMD's Zen 4 fetches memory in time without hints, and prefetching slows it down. Earlier Zen processors are assumed to
+    behave like Zen 4. Prefetching speeds up Zen 5 as much as it slows down Zen 4 (docs/results/2026-11-24-processors.md,
     2026-11-25-processors.md).
     """
     return processor()[0] not in UNASKED
@@ -45,7 +45,7 @@ def wants_hints() -> bool:
 
 @cache
 def rounds_once() -> bool:
-    """Return True if the processor has an instruction for a * b + c that rounds once."""
+    """Return True if the processor has an instruction for a * b + c that rounds only once."""
     return has("fma") or bool(cpu_target.target_context.codegen().magic_tuple()[0].startswith("aarch64"))
 
 
@@ -71,7 +71,7 @@ def _comparison(relation: str) -> Any:
 
 
 class RuntimeValue:
-    """A number, or a vector of numbers, that is known when the program runs."""
+    """A number, or a vector of numbers, whose value is known only when the program runs."""
 
     __array_ufunc__ = None  # NumPy leaves operators with an array to this class
 
@@ -79,7 +79,10 @@ class RuntimeValue:
         self.builder, self.value, self.dtype = builder, value, np.dtype(dtype)
 
     def operand(self, other: Any) -> Any:
-        """Return `other` as an operand of this value: another value, a constant in every lane, or an array of constants."""
+        """Return `other` as an operand of this value.
+
+        `other` is another value, a constant, which is put in every lane, or an array of constants.
+        """
         if isinstance(other, RuntimeValue):
             return other.value
         kind = self.value.type
@@ -115,11 +118,11 @@ class RuntimeValue:
         return RuntimeValue(self.builder, call(self.builder, "fabs", self.value.type, self.value), self.dtype)
 
     def view(self, dtype: Any) -> RuntimeValue:
-        """Return the same bits as numbers of another type of the same size."""
+        """Return the same bits as numbers of another type with the same size."""
         return RuntimeValue(self.builder, self.builder.bitcast(self.value, like(self.value.type, dtype)), dtype)
 
     def astype(self, dtype: Any) -> RuntimeValue:
-        """Return the numbers converted to another type. Floating-point numbers become integers by losing their fraction."""
+        """Return the numbers converted to another type. Floating-point numbers lose their fraction when they become integers."""
         goal = np.dtype(dtype)
         if self.dtype.kind in "iu" and goal.kind in "iu" and self.dtype.itemsize == goal.itemsize:
             return RuntimeValue(self.builder, self.value, goal)
@@ -127,7 +130,7 @@ class RuntimeValue:
         return RuntimeValue(self.builder, change(self.value, like(self.value.type, goal)), goal)
 
     def _conversion(self, goal: Any) -> str:
-        """Return the name of LLVM's conversion to the type `goal`."""
+        """Return the name of LLVM's instruction that converts this value to the type `goal`."""
         wider = goal.itemsize > self.dtype.itemsize or self.dtype == BOOL
         if self.dtype.kind == "f":
             if goal.kind == "f":
@@ -139,7 +142,7 @@ class RuntimeValue:
 
 
 class Array:
-    """An array that is known when the program runs."""
+    """An array whose contents are known only when the program runs."""
 
     def __init__(self, builder: Any, data: Any, dtype: Any) -> None:
         self.builder, self.data, self.dtype = builder, data, np.dtype(dtype)
@@ -162,7 +165,7 @@ def like(kind: Any, dtype: Any) -> Any:
 
 
 def call(builder: Any, name: str, result: Any, *arguments: Any, overloaded: bool = True) -> Any:
-    """Call LLVM's function `name`, which is overloaded by the type of its first argument unless `overloaded` is false."""
+    """Return the result of LLVM's function `name`. If `overloaded`, its full name includes the type of its first argument."""
     kind = arguments[0].type
     lanes = f"v{kind.count}" if isinstance(kind, ir.VectorType) else ""
     full = f"llvm.{name}.{lanes}{getattr(kind, 'element', kind).intrinsic_name}" if overloaded else f"llvm.{name}"
