@@ -38,8 +38,8 @@ def as_floats(x: npt.ArrayLike, name: str) -> Floats:
     """Return `x` as a float32 numpy array in C order, copied only if necessary.
 
     `x`: an array of floats, a torch tensor of floats on the CPU, or a sequence of numbers. Values are rounded to the nearest
-    float32; values beyond its range become infinite, and codecs refuse infinite values. Raises CodecTypeError for anything else;
-    `name` is the argument's name in the error.
+    float32. Values beyond its range become infinite, and codecs refuse infinite values. Raises CodecTypeError if `x` is
+    anything else. `name` is the argument's name in the error.
     """
     if isinstance(x, np.ndarray) and x.dtype == np.float32:
         return np.asarray(x, order="C")

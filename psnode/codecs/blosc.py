@@ -36,7 +36,7 @@ _COMPRESSORS = ("blosclz", "lz4", "lz4hc", "zlib", "zstd")
 class Blosc(Codec):
     """blosc:cname=zstd,level=1.
 
-    `cname`: the compressor, blosclz, lz4, lz4hc, zlib or zstd. `level`: 0 (none) .. 9 (slowest).
+    `cname`: the compressor: blosclz, lz4, lz4hc, zlib or zstd. `level`: the effort, from 0 (no compression) to 9 (slowest).
 
     Zeros compress well and are decoded exactly:
 

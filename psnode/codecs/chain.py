@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 
 def build_chain(stages: Sequence[Stage]) -> Codec:
-    """Build the chain of two or three parsed stages. Raises CodecSpecError."""
+    """Return the chain of two or three parsed stages. Raises CodecSpecError."""
     built = [_build(stage) for stage in stages]
     first, last = built[0], built[-1]
     reducer = first if isinstance(first, Reducer) else None
@@ -208,9 +208,9 @@ class Chain(Codec):
         return end
 
     def _apply(self, sink: Sink, source: Source, body: Bytes) -> None:
-        """Decode `body` and serve `sink`.
+        """Decode `body` and serve `sink` with the decoded values.
 
-        For a sparse chain, inner products are computed from the entries sent, as the others are zero.
+        For a sparse chain, inner products are computed only from the entries sent, because all other decoded values are zero.
         """
         if not isinstance(sink, InnerProducts) or not self.sparse or self.reducer is None:
             super()._apply(sink, source, body)

@@ -56,7 +56,7 @@ class Contractive(Codec):
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """`contractive`, then the stages of the wrapped codec."""
+        """The id `contractive`, followed by the ids of the wrapped codec's stages."""
         return (self.id, *self.codec.stages)
 
     @property
@@ -69,7 +69,7 @@ class Contractive(Codec):
         return Contractive(self.codec.fit(x, rng))
 
     def split(self, body: Bytes) -> tuple[np.float32, Bytes]:
-        """Return c and the body of Q. Raises PayloadError unless c is finite."""
+        """Return the factor c and the body of the wrapped codec Q. Raises PayloadError unless c is finite."""
         return self._scale(body), body[4:]
 
     def _max_body(self, shape: Shape) -> int:

@@ -1,10 +1,10 @@
-"""GradDrop sends the entries that reach a threshold, which is estimated from a sample and holds for the whole segment.
+"""GradDrop sends the entries that reach a threshold. One threshold, estimated from a sample, holds for the whole segment.
 
-The sample consists of 0.1 % of the coordinates (at least 4096 or all, at most 65536): the array is divided into equal stretches,
-and one random coordinate of each is taken. The threshold is the magnitude that a share `ratio` of the sample reaches. The number
-of entries that reach the threshold is random; it is near ratio d for d coordinates. At most the 2 ratio d largest entries are
-sent; among equal magnitudes, those with the lowest indices are preferred. Zeros are never sent. At least one entry is sent unless
-all are zero. The codec is biased.
+The sample consists of 0.1 % of the coordinates, but of at least 4096 (or of all, if there are fewer) and at most 65536. The
+array is divided into equal stretches, and one random coordinate of each is taken. The threshold is the magnitude that a share
+`ratio` of the sample reaches. The number of entries that reach the threshold is random, and near ratio d for d coordinates. At
+most the 2 ratio d largest entries are sent. Among equal magnitudes, the entries with the lowest indices are preferred. Zeros
+are never sent. At least one entry is sent unless all are zero. The codec is biased.
 
     body   see psnode.codecs.selection.selector
 

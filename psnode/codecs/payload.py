@@ -53,7 +53,7 @@ def check_shape(shape: Shape) -> None:
 
 
 class RandomSource(Protocol):
-    """A source of the key for encode: a numpy Generator or a psnode.codecs.rng.Key."""
+    """A source of the random key for encode: a numpy Generator or a psnode.codecs.rng.Key."""
 
     def integers(self, low: int, *, size: int, dtype: type[np.uint64]) -> Any:
         """Return `size` words, uniformly distributed in 0..low-1."""
@@ -65,7 +65,7 @@ class Format(Protocol):
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """The stage ids in the header."""
+        """The ids of the stages, as the header lists them."""
         ...
 
     def max_nbytes(self, shape: Shape) -> int:
@@ -82,7 +82,10 @@ class Payload:
     stages: tuple[str, ...]
 
     def __init__(self, data: Bytes) -> None:
-        """Wrap `data`: header and body, 1-D uint8, contiguous, aligned to 4 bytes. PayloadError if the header is not valid."""
+        """Wrap `data`, which holds header and body: 1-D uint8, contiguous, aligned to 4 bytes.
+
+        Raises PayloadError if the header is not valid.
+        """
         self.stages, self.shape = _read_header(data)
         view = data.view()
         view.flags.writeable = False
@@ -92,8 +95,8 @@ class Payload:
     def from_bytes(cls, buffer: bytes | bytearray | memoryview | Bytes) -> Payload:
         """Return the payload in `buffer`, without a copy if `buffer` starts at a multiple of 4 bytes.
 
-        The header with its stage numbers is checked here, the body by decode. Raises PayloadError, and CodecTypeError for a
-        `buffer` that is not contiguous bytes.
+        The header and its stage numbers are checked. The body is checked only by decode. Raises PayloadError, and
+        CodecTypeError for a `buffer` that is not contiguous bytes.
         """
         try:
             data = np.frombuffer(buffer, np.uint8)
@@ -162,8 +165,8 @@ def assemble(
 def body_of(codec: Format, payload: Payload, size: int | None = None) -> Bytes:
     """Return the body of a payload that `codec` can decode, without checking the body's contents.
 
-    Raises CodecTypeError if `payload` is not a Payload. Raises PayloadError if its stages are not those of `codec`, or if it does
-    not have `size` values and `size` is given.
+    Raises CodecTypeError if `payload` is not a Payload. Raises PayloadError if its stages differ from those of `codec`, or if
+    `size` is given and the payload has another number of values.
     """
     if not isinstance(payload, Payload):
         raise CodecTypeError(f"decode takes a Payload, not {type(payload).__name__}: use Payload.from_bytes")

@@ -25,7 +25,7 @@ _LOW = 0xFFFFFFFF
 
 
 class Draws(NamedTuple):
-    """The source of a stage's random words: two key words and the number of its stream."""
+    """The source of a stage's random words: the two words of the key, and the number of the stage's stream."""
 
     key: Words
     stream: int

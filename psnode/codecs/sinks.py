@@ -5,7 +5,7 @@
     Added(target)       target += y
     InnerProducts()     computes <x, y> and <y, y>
 
-If a codec cannot serve a sink in its encoding sweep, the payload is decoded afterwards: see Codec._coded.
+If a codec cannot serve a sink in its encoding sweep, the payload is decoded afterwards for the sink: see Codec._coded.
 """
 
 from __future__ import annotations

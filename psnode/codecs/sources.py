@@ -6,7 +6,7 @@
     Difference(x, y)           encodes x - y
 
 Encoding computes the values of a source once. A codec that can add, copy or subtract in its encoding sweep reads the operands
-of the source; every other codec calls `array`.
+of the source. Every other codec calls `array`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@
     chain  = stage { "+" stage }
     stage  = id [ ":" name "=" value { "," name "=" value } ]
 
-This module parses text into stages and imports no codec. A value is an int, a float, a bool or a word; an empty value is None.
+This module parses text into stages and imports no codec. A value is an int, a float, a bool or a word. An empty value stands
+for None.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ def _kinds(cls: type[Any]) -> dict[str, Any]:
 
 
 def _value(owner: str, key: str, text: str, kind: Any) -> Any:
-    """Convert `text` to the annotated type `kind`: int, float, bool, str, a Literal, or a union of one of these with None."""
+    """Return `text` as the annotated type `kind`: int, float, bool, str, a Literal, or a union of one of these with None."""
     options = set(typing.get_args(kind)) if isinstance(kind, types.UnionType) else {kind}
     if type(None) in options and text == "":
         return None

@@ -152,11 +152,11 @@ class FlatCodec(Codec):
 
 
 class Quantiser(FlatCodec):
-    """A codec of flat float32 vectors whose output can be written as side information and symbols, about one per coordinate."""
+    """A codec of flat float32 vectors whose output can be written as side information and about one symbol per coordinate."""
 
     @abstractmethod
     def _max_symbols(self, size: int) -> tuple[int, int, int]:
-        """Return upper bounds for `size` > 0 values: bytes of side information, number of codes, size of the alphabet."""
+        """Return upper bounds for `size` > 0 values: bytes of side information, number of codes, and size of the alphabet."""
 
     @abstractmethod
     def _symbols(self, x: Floats, key: Words) -> Symbols:
@@ -172,7 +172,10 @@ class Quantiser(FlatCodec):
 
 
 class Lossless(ABC):
-    """A lossless coder of symbols, a frozen dataclass. It is the last stage of a chain and cannot be used as a codec."""
+    """A lossless coder of symbols; a frozen dataclass.
+
+    It is the last stage of a chain and cannot be used as a codec by itself.
+    """
 
     id: ClassVar[str]
 

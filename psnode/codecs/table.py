@@ -1,7 +1,7 @@
 """Table of all known stages: id, wire number (which never changes) and class.
 
 Numbers are never reused. A number without a class is reserved: specs and payloads that name it are refused. A class is imported
-when it is first needed, so that listing the codecs imports none of them. The numbers 192 to 255 are for codecs from outside
+when it is first needed, so that listing the codecs does not import them. The numbers 192 to 255 are for codecs from outside
 psnode. Such a codec comes from a file (psnode.codecs.registry) or from a package with an entry point in the group
 psnode.codecs.
 """
@@ -19,7 +19,10 @@ GROUP = "psnode.codecs"  # a group of entry points, each named after the id of i
 
 
 class CodecEntry(NamedTuple):
-    """Wire number (1..255) and class of a stage; `target` is "module:Class" below psnode.codecs, or empty if reserved."""
+    """Wire number (1..255) and class of a stage.
+
+    `target` names the class as "module:Class" below psnode.codecs. It is empty if the number is reserved.
+    """
 
     number: int
     target: str = ""
@@ -101,7 +104,10 @@ def load(name: str) -> Any:
 
 
 def add(cls: Any) -> None:
-    """Add a codec class from outside psnode under its `id` and `number`. ValueError if another codec has either of them."""
+    """Add a codec class from outside psnode under its `id` and `number`.
+
+    Raises ValueError if another codec has either of them.
+    """
     holder = NAMES.get(cls.number, cls.id)
     if cls.id in _STAGES or holder != cls.id:
         raise ValueError(f"id {cls.id}" if cls.id in _STAGES else f"number {cls.number}, that of {holder}")

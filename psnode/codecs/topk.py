@@ -1,8 +1,8 @@
 """Top-k: the k entries of largest magnitude, unchanged.
 
-The codec is biased, but it is a contraction and suits feedback loops: ||x - decode||^2 <= (1 - k / d) ||x||^2. The indices take
-about k (log2(d / k) + 1.5) bits, the values 32 k. Zeros are never sent. Among equal magnitudes, those with the lowest indices are
-sent.
+The codec is biased, but it is a contraction and suits feedback loops: ||x - decode||^2 <= (1 - k / d) ||x||^2. For d
+coordinates, the indices take about k (log2(d / k) + 1.5) bits, and the values 32 k bits. Zeros are never sent. Among equal
+magnitudes, the entries with the lowest indices are sent.
 
     body   see psnode.codecs.selection.selector
 

@@ -35,7 +35,10 @@ class DeviceEntries(NamedTuple):
         return self._replace(values=(self.values.double() * factor).clamp(-_LARGEST, _LARGEST).float())
 
     def largest(self, most: int) -> DeviceEntries:
-        """Return the `most` entries of largest magnitude; among equal magnitudes, those with the lowest indices."""
+        """Return the `most` entries of largest magnitude.
+
+        Among equal magnitudes, the entries with the lowest indices are preferred.
+        """
         magnitudes = _magnitudes(self.values)
         limit = _kth_largest(magnitudes, most)
         above, ties = magnitudes > limit, magnitudes == limit

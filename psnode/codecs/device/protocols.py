@@ -30,7 +30,7 @@ class DeviceEncoder(Protocol):
 
 
 class Change(Protocol):
-    """Addition of payloads to weights on a device."""
+    """An object that adds payloads to weights on a device."""
 
     def add(self, payload: Payload) -> None:
         """Add the decoded values to the weights. Raise PayloadError and leave the weights unchanged if the payload is invalid."""

@@ -89,10 +89,10 @@ class RowFunctions:
         self._down(values, out)
 
     def _up(self, array: np.ndarray) -> torch.Tensor:
-        """Return a copy of the array's bytes on the device."""
+        """Return a copy of the bytes of `array` on the device."""
         return torch.tensor(np.ascontiguousarray(array).reshape(-1).view(np.uint8), device=self._device)
 
     @staticmethod
     def _down(found: torch.Tensor, array: np.ndarray) -> None:
-        """Copy the bytes of `found` to `array`. Waits for the work given to the stream."""
+        """Copy the bytes of `found`, which is on the device, to `array`. Waits for the work that was given to the stream."""
         array.reshape(-1).view(np.uint8)[:] = found.cpu().numpy()

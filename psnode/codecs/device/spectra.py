@@ -57,10 +57,7 @@ class DeviceCore(NamedTuple):
 
 
 def trim(matrix: torch.Tensor) -> DeviceCore:
-    """Return `matrix` (m, n) without its zero rows and columns. It is not copied if it has none of these.
-
-    Waits for the device.
-    """
+    """Return `matrix` (m, n) without its zero rows and columns. It is copied only if it has some. Waits for the device."""
     m, n = matrix.shape
     rows, columns = (_unless_all(matrix.any(dim=side).nonzero().reshape(-1), size) for side, size in ((1, m), (0, n)))
     values = matrix if rows is None else matrix.index_select(0, rows)

@@ -1,14 +1,14 @@
 """ans: entropy coding of symbols by interleaved coders of the range variant of asymmetric numeral systems (rANS).
 
-    uint32 bytes of the tables; 0: the codes follow, packed in as many bits as the alphabet needs
-    the tables: sections (see psnode.codecs.entropy.ans_sections), then the escaped codes, one byte each, two if the alphabet
+    uint32 length of the tables in bytes; if it is 0, only the packed codes follow, with as many bits as the alphabet needs
+    the tables: sections (see psnode.codecs.entropy.ans_sections), then the escaped codes, one byte each, or two if the alphabet
     exceeds 256; zeros to a multiple of 4 bytes
     8 uint32 states
     uint16 words, read from the last to the first
 
 Codes are divided into sections where their statistics change. Codes of small alphabets are coded in pairs, which takes half the
-steps. A code too rare for a table entry is coded as the escape symbol and listed among the escaped codes. If the result would be
-longer than the packed codes, the packed codes are sent instead.
+steps. A code that is too rare for a table entry is coded as the escape symbol, and appended to the list of escaped codes. If
+the result would be longer than the packed codes, the packed codes are sent instead.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ _SCAN = 256  # codes that are searched for rare codes together
 
 @dataclass(frozen=True, repr=False)
 class Ans(Lossless):
-    """The stage ans, as in `qsgd+ans`: within about 1 % of the entropy of the symbols, taken as independent in each section."""
+    """The stage ans, as in `qsgd+ans`.
+
+    Its output is within about 1 % of the symbols' entropy, if they are independent in each section.
+    """
 
     id = "ans"
 

@@ -1,8 +1,8 @@
-"""rice: Golomb-Rice codes of the symbols' ranks by frequency: simple, and near the entropy if frequencies decay geometrically.
+"""rice: Golomb-Rice codes of the symbols' ranks by frequency. They are near the entropy if frequencies decay geometrically.
 
-    uint32 bits of all codewords together; 0: the codes follow, packed in as many bits as the alphabet needs
+    uint32 number of bits of all codewords; if it is 0, only the packed codes follow, with as many bits as the alphabet needs
     uint32 (number of symbols that occur - 1) + 2^16 k
-    the symbols that occur by falling frequency, one byte each, two if the alphabet exceeds 256; zeros to a multiple of 4 bytes
+    the symbols that occur, by falling frequency: 1 byte each, or 2 if the alphabet exceeds 256; zeros to a multiple of 4 bytes
     the codewords in uint32 words, lowest bit first; zeros to the end of the last word
 
 The symbol of rank r is sent as q = r div 2^k ones, a zero, and the k bits of r mod 2^k. If q > 15, it is sent as 16 ones and r in

@@ -52,13 +52,13 @@ def mask_added(x: Floats, target: Floats, start: int, limit: np.uint32) -> np.ui
 
 @instructions
 def lowest_one(word: np.uint64) -> int:
-    """Return the position of the lowest one in `word`, which must not be 0."""
+    """Return the position of the lowest bit that is 1 in `word`, which must not be 0."""
     found: int = trailing_zeros(word)
     return found
 
 
 @instructions
 def ones(word: np.uint64) -> int:
-    """Return the number of ones in `word`."""
+    """Return the number of bits that are 1 in `word`."""
     found: int = population(word)
     return found

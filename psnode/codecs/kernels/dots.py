@@ -73,9 +73,9 @@ def add_inner_products(x: Floats, y: Floats, dots: Float64s) -> None:
 
 
 def begun(size: int) -> Float64s:
-    """Return an array for the inner products of all rows of `size` coordinates, which `add_row` writes.
+    """Return an array to which `add_row` can write the inner products of all rows of `size` coordinates.
 
-    The array begins with 64 float64 of scratch.
+    The array begins with 64 float64 of scratch memory.
     """
     return np.empty(_SCRATCH + 2 * -(-size // ROW))
 
@@ -180,7 +180,7 @@ def tree_products(x: Floats, y: Floats) -> tuple[float, float]:
 
 
 def inner_products(x: Floats, y: Floats) -> tuple[float, float]:
-    """Return <x, y> and <y, y> of arrays of equal size, each summed sequentially (a chain) in float64."""
+    """Return <x, y> and <y, y> of arrays of equal size. Each is summed sequentially (as a chain) in float64."""
     dots = np.zeros(2)
     add_inner_products(x.reshape(-1), y.reshape(-1), dots)
     return float(dots[0]), float(dots[1])

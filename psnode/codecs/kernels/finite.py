@@ -47,7 +47,7 @@ def add_scaled(values: Floats, out: Floats, weight: np.float32) -> None:
 
 
 def raise_nonfinite(x: Floats, start: int = 0, kind: type[NonFiniteGradientError] = NonFiniteGradientError) -> None:
-    """Raise `kind` for the first NaN or infinity in `x`, whose first value is coordinate `start`."""
+    """Raise an error of class `kind` for the first NaN or infinity in `x`. The first value of `x` is coordinate `start`."""
     flat = x.reshape(-1)
     index = int(np.flatnonzero(~np.isfinite(flat))[0])
     raise kind(start + index, float(flat[index]))

@@ -19,7 +19,7 @@ ONES = UNIT - 1
 
 @inlined
 def fixed_point(a: np.float32, zero: np.uint32, random: np.uint32) -> np.uint32:
-    """Return floor(a) + zero + random, modulo 2^32. `zero` is a multiple of 2^16."""
+    """Return floor(a) + zero + random, modulo 2^32, for a value a in units of 2^-16. `zero` must be a multiple of 2^16."""
     return np.uint32(np.uint32(np.int32(np.floor(a))) + zero + random)
 
 

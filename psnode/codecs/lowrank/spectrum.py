@@ -118,7 +118,7 @@ def spectrum(matrix: Floats) -> Spectrum:
 
 
 def trim(matrix: Floats) -> Core:
-    """Return `matrix` as a Core, without its zero rows and columns. It is not copied if it has none of these."""
+    """Return `matrix` as a Core, without its zero rows and columns. It is copied only if it has some."""
     rows, columns = np.flatnonzero(matrix.any(axis=1)), np.flatnonzero(matrix.any(axis=0))
     values = matrix if (rows.size, columns.size) == matrix.shape else matrix[np.ix_(rows, columns)]
     return Core(values, rows, columns, (matrix.shape[0], matrix.shape[1]))

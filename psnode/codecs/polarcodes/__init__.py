@@ -1,1 +1,1 @@
-"""Polar codes for source coding: 32 blocks in parallel, in integer arithmetic that is equal on every machine."""
+"""Polar codes for source coding. 32 blocks are coded in parallel, in integer arithmetic that is equal on every machine."""

@@ -47,12 +47,12 @@ def _collect(x: Floats, y: Floats, limit: float, places: Words32) -> None:
 
 
 def _grid(limit: float) -> npt.NDArray[np.float64]:
-    """Return T 2^(k / 8) for all k."""
+    """Return T 2^(k / 8) for all k, where T is `limit`."""
     return limit * np.cumprod(np.concatenate([[1.0], np.full(_STEPS - 1, _STEP)]))
 
 
 def max_nbytes(size: int) -> int:
-    """Return the maximum number of bytes for `size` values."""
+    """Return the largest number of bytes that `write` writes for `size` values."""
     most = size // _SHARE
     return 4 + padded(4 + indices.max_nbytes(most, size)) + padded(most)
 

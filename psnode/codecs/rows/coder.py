@@ -218,7 +218,7 @@ class Coder:
         return body[:start].view(np.uint32), body[start : self.program.nbytes(size)]
 
     def _split(self, body: Bytes, size: int) -> tuple[Words32, Bytes, Bytes]:
-        """Return the numbers, the codes of full units, and the codes of the remainder, as views of the body."""
+        """Return views of the numbers, of the codes of full units, and of the codes after the last full unit."""
         side, codes = self._views(body, size)
         end = self.program.packing(side, size).length(codes, size // self._unit * self._unit)
         return side, codes[:end], codes[end:]

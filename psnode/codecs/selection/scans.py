@@ -79,7 +79,7 @@ class ScannedCopy(Scanned):
 
 
 class ScannedSum(Scanned):
-    """The target of `source`, to which the search adds the source's parts. Its methods raise the source's errors."""
+    """The target of the source `source`, to which the search adds the source's parts. Its methods raise the source's errors."""
 
     def __init__(self, source: sources.Accumulated) -> None:
         self._origin = source

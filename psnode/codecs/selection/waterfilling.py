@@ -151,9 +151,9 @@ def _draw(x: Floats, level: np.float32, scale: float, dither: float, point: np.u
 
 
 def draw(x: Floats, level: np.float32, divisor: float, most: int, key: Words, stream: int) -> Entries:
-    """Return the entries above `level` and a systematic sample of the others, each taken with probability |x| / divisor.
+    """Return the entries above `level`, and a systematic sample of all other entries.
 
-    `most` is an upper bound of the number of entries.
+    Each of the other entries is taken with probability |x| / divisor. `most` is an upper bound of the number of entries.
     """
     first, second, third, _ = words(key, stream, 1)[0].tolist()
     indices, values = np.empty(most + _GROUP, np.uint32), np.empty(most + _GROUP, np.float32)

@@ -14,7 +14,7 @@ _HALVINGS = 24
 
 
 def edges_of(x: Floats, clusters: int, rate: float | None, key: Words, stream: int) -> Floats:
-    """Return the ascending edges of at most `clusters` clusters of the flat, finite x; at least one edge.
+    """Return the ascending edges of at most `clusters` clusters of the flat, finite x. There is at least one edge.
 
     The edges have the least squared error or, if `rate` is given, the least squared error at which the ids have an entropy of at
     most `rate` bits.
@@ -39,7 +39,10 @@ def edges_of(x: Floats, clusters: int, rate: float | None, key: Words, stream: i
 
 
 def sample(x: Floats, key: Words, stream: int) -> Floats:
-    """Return all values of the flat x if there are at most 2^16, else a random value from each of 2^16 equal stretches."""
+    """Return a sample of the flat x: all its values if there are at most 2^16, else one from each of 2^16 equal stretches.
+
+    The value of a stretch is drawn at random.
+    """
     if x.size <= SAMPLE:
         return x
     starts = np.arange(SAMPLE + 1, dtype=np.uint64) * np.uint64(x.size) // np.uint64(SAMPLE)

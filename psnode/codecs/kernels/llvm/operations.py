@@ -147,7 +147,7 @@ def absolute(one: Any) -> Any:
 
 
 def add_saturated(one: Any, other: Any) -> Any:
-    """Return sums of integers, limited to the range of the type."""
+    """Return the sums of two vectors of integers, limited to the range of the type."""
     return _both("add.sat", one, other) if isinstance(one, RuntimeValue) else _cut(one.astype(np.int64) + other, one.dtype)
 
 
@@ -169,14 +169,14 @@ def rotate_left(word: Any, distance: int) -> Any:
 
 
 def trailing_zeros(word: Any) -> Any:
-    """Return the position of the lowest one of a uint64, which must not be 0, as an int64."""
+    """Return the position of the lowest bit that is 1 in a uint64, which must not be 0, as an int64."""
     if isinstance(word, RuntimeValue):
         return RuntimeValue(word.builder, call(word.builder, "cttz", word.value.type, word.value, ir.Constant(I1, 1)), np.int64)
     return (int(word) & -int(word)).bit_length() - 1
 
 
 def population(word: Any) -> Any:
-    """Return the number of ones of a uint64, as an int64."""
+    """Return the number of bits that are 1 in a uint64, as an int64."""
     if isinstance(word, RuntimeValue):
         return RuntimeValue(word.builder, call(word.builder, "ctpop", word.value.type, word.value), np.int64)
     return int(word).bit_count()
@@ -205,7 +205,7 @@ def pick(table: Any, index: Any, size: int) -> Any:
 
 
 def fma(a: Any, b: Any, c: Any) -> Any:
-    """Return a * b + c of float32, rounded once."""
+    """Return a * b + c for float32 numbers, rounded only once."""
     if isinstance(a, RuntimeValue):
         return RuntimeValue(a.builder, a.builder.fma(a.value, b.value, c.value), a.dtype)
     product, addend = np.float64(a) * b, np.float64(c)  # the product is exact

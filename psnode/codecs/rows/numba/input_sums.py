@@ -52,7 +52,7 @@ def _norm_alone(program: Program) -> list[str]:
 
 
 def _each_row(adding: list[str]) -> list[str]:
-    """Return the lines that begin a loop over rows, with zeros after the end of x.
+    """Return the lines that begin a loop over rows. The last row is filled with zeros after the end of x.
 
     `adding`: the lines that add parts to the rows.
     """
