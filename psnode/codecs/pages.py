@@ -1,6 +1,6 @@
 """Memory in pages of its own, which occupy physical memory only after they are written to.
 
-Pages are huge if the system has such pages.
+The pages are huge pages if the system has them.
 
 The system clears a huge page in one step, instead of 512 small pages one by one. The mapping is private, because the pages of a
 shared mapping, the default of mmap, are small on most systems. The mapping reserves no memory (MAP_NORESERVE). Otherwise a

@@ -1,7 +1,7 @@
 """Checks of a codec's kernels on a device: they must give the same payloads, decoded values and residuals as the CPU.
 
-The result of a passed check is stored in a file. It is valid for the same text of the kernels and of their callers, device,
-driver and versions. A failed check is repeated each time.
+The result of a passed check is stored in a file. It is valid as long as the text of the kernels and of their callers, the
+device, the driver and the versions of libraries stay the same. A failed check is repeated each time.
 """
 
 from __future__ import annotations

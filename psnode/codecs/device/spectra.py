@@ -5,8 +5,8 @@ from a random subspace. psnode.codecs.lowrank.spectrum and .randomised explain w
 values, 8 bytes for each row of the short side, and with `cover` the energy of the matrix are copied to the host. The random
 numbers are drawn on the host and copied to the device.
 
-Values need no scaling, because the cube of a float32 is within the range of float64. The matrix is converted to float64 block
-by block.
+The values are not scaled first, because the cube of a float32 is within the range of float64. The matrix is converted to
+float64 block by block.
 """
 
 from __future__ import annotations

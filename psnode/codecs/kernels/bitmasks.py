@@ -1,4 +1,4 @@
-"""Masks of 64 comparisons in the bits of one word, and the positions of its ones.
+"""Masks of 64 comparisons, as the bits of one word, and the positions of the ones in a word.
 
 Scans that look for few large values use them.
 """

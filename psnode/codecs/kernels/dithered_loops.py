@@ -1,7 +1,7 @@
 """Coding of whole arrays by the codec dithered, bucket by bucket, as symbols of one byte for an entropy stage.
 
 The symbols of full blocks come first, in four runs, one for each class of the dither, because each class has its own
-distribution. The symbols of an incomplete last block follow in their order.
+distribution. The symbols of an incomplete last block follow, in the order of its coordinates.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Threefry 4x32-13.
+"""Threefry 4x32-13: four words from a counter and a key of four words each, by additions, rotations and exclusive ors.
 
-It computes four words from a counter and a key of four words each, by additions, rotations and exclusive ors.
+This generator of random words computes one output of four words for every counter.
 
 The generator is the cipher Threefish with words of 32 bits and 13 rounds, without the tweak. Round r = 0, 1, ... mixes two
 pairs of words (x, y): words (0, 1) and (2, 3) if r is even, words (0, 3) and (2, 1) if r is odd. Mixing sets x <- x + y, then y

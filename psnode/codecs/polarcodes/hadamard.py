@@ -1,7 +1,8 @@
 """The randomised Hadamard rotation U, which makes the values of any vector nearly Gaussian, of equal variance.
 
-U x = H S x / sqrt(m), with random signs S and the Hadamard matrix H of order m = 2^k. For another m, 2^k < m < 2^(k + 1), the
-first 2^k values are rotated in this way, and then the last 2^k values, with other signs. U is orthogonal: ||U x|| = ||x||.
+For a vector x of m = 2^k values, U x = H S x / sqrt(m), with random signs S and the Hadamard matrix H of order m. If m is not a
+power of two, 2^k < m < 2^(k + 1), the first 2^k values are rotated in this way, and then the last 2^k values, with other signs.
+U is orthogonal: ||U x|| = ||x||.
 
 Let q be any reproduction of y = U x. The factor c = ||y||^2 / <y, q> makes the component of c U^-1 q along x equal to x. The
 components orthogonal to x would cancel on average if U were uniformly distributed among rotations. With this U they cancel

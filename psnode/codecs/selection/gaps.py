@@ -4,10 +4,10 @@ A gap g >= 0 (the number of coordinates skipped) is sent as its b low bits and, 
 first, then the unary parts, each of g >> b zeros and a one. Both streams are filled from the lowest bit of every byte up and
 padded with zeros.
 
-For k of d coordinates, chosen at random, b near log2(ln 2 d / k) costs about k (log2(d / k) + 1.5) bits. The cost of any k
-coordinates is at most k (1 + b) + (d - k) / 2^b bits. The large entries of a gradient lie in clusters. A separate b for every
-32 gaps exploits this. Each of these b takes 5 bits, which precede the two streams. Such a code may be a quarter shorter than
-log2 binomial(d, k). The shorter of the codes with one b and with many is sent.
+If k of d coordinates are chosen at random, a code with b near log2(ln 2 d / k) costs about k (log2(d / k) + 1.5) bits. The cost
+of any k coordinates is at most k (1 + b) + (d - k) / 2^b bits. The large entries of a gradient lie in clusters. A separate b
+for every 32 gaps exploits this. Each of these b takes 5 bits, which precede the two streams. Such a code may be a quarter
+shorter than log2 binomial(d, k). The shorter of the codes with one b and with many is sent.
 
 Source: Golomb, "Run-length encodings", IEEE Trans. Inf. Theory 12, 1966; Rice and Plaunt, "Adaptive variable-length coding
 for efficient compression of spacecraft television data", IEEE Trans. Commun. 19, 1971.

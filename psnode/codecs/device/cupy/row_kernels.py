@@ -1,4 +1,4 @@
-"""CUDA text on a device: compiled by NVRTC through CuPy, cached on disk, and launched on a stream of the caller.
+"""CUDA kernels on a device. Their text is compiled by NVRTC through CuPy and cached on disk. Callers choose the stream.
 
 CuPy's RawModule passes `-ftz=true` to NVRTC after the caller's options, and the last option counts. With this option, numbers
 below 2^-126 would become zero, and payloads would differ from those of the CPU. Therefore, CuPy's compiler is called without

@@ -39,7 +39,7 @@ class DitheredRows(Known):
     """dithered: coordinates are rounded, with a dither, in units of delta = step times their bucket's root mean square.
 
     The arithmetic is in units of 2^-16 delta. The rounded integer q has less than 15 bits, so that 2^16 q fits into an int32.
-    If delta is outside 2^-50 to 2^50, the division by delta is done in float64. The step is a parameter.
+    If delta is outside 2^-50 to 2^50, the division by delta is done in float64. The step is a parameter of the program.
     """
 
     def to_fields(self, v: Value) -> Fields:
