@@ -50,7 +50,7 @@ class Entrywise(Sparse, Codec):
 
     `budget` s: the expected number of entries sent if s is at least 1, otherwise their share of all coordinates. The default is
     a share of 1/16, which takes 0.4 bits per coordinate, 80 times less than float32. E||decode - x||^2 is then 9 ||x||^2 if x
-    is Gaussian, and about ||x||^2 for a gradient with most of its energy in few entries; averaging over workers reduces the
+    is Gaussian, and about ||x||^2 for a gradient with most of its energy in few entries. Averaging over workers reduces the
     error. The error falls at least as fast as 1 / s. One-level QSGD corresponds to the budget ||x||_1 / ||x||_2, and TernGrad
     to ||x||_1 / ||x||_inf.
 
@@ -73,7 +73,7 @@ class Entrywise(Sparse, Codec):
             check_real(self, "budget", LEAST, MAX_COORDINATES)
 
     def omega(self, x: Floats) -> float:
-        """Return E||decode(encode(x)) - x||^2 / ||x||^2 for this x; 0 for a zero array."""
+        """Return E||decode(encode(x)) - x||^2 / ||x||^2 for this x, or 0 for a zero array."""
         level = level_of(np.ascontiguousarray(x), self._budget(x.size), np.zeros(2, np.uint64), number_of(self.id))[1]
         magnitudes = np.abs(x, dtype=np.float64)
         below = magnitudes[magnitudes < level]

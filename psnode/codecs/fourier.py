@@ -73,7 +73,7 @@ class Fourier(Codec):
             raise CodecSpecError(f"fourier: block={self.block} must be one of {', '.join(map(str, _BLOCKS))}")
 
     def omega(self, x: Floats) -> float:
-        """Return E||decode(encode(x)) - x||^2 / ||x||^2 for this x, except for float32 rounding; 0 for a zero array."""
+        """Return E||decode(encode(x)) - x||^2 / ||x||^2 for this x, except for float32 rounding, or 0 for a zero array."""
         return self._sampler.omega(self._transformed(np.ascontiguousarray(x))[2]) if x.size else 0.0
 
     @property

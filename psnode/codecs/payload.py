@@ -145,9 +145,9 @@ def assemble(
 ) -> Payload:
     """Draw a key of two words from `rng` and return the payload of an array of `shape`, whose body `write` fills.
 
-    If `rng` is None, the operating system's random numbers are used, as in np.random.default_rng().
-    `write(key, body)` returns the body's length; `body` has room for the longest possible body. `write` is not called for an
-    empty array. The payload is written to `out` (uint8, aligned to 4 bytes, at least max_nbytes(shape) long), or else to a new
+    If `rng` is None, the operating system's random numbers are used, as in np.random.default_rng(). `write(key, body)` fills
+    `body`, which has room for the longest possible body, and returns the body's length. `write` is not called for an empty
+    array. The payload is written to `out` (uint8, aligned to 4 bytes, at least max_nbytes(shape) long), or else to a new
     buffer. Raises CodecTypeError, CodecValueError.
     """
     check_shape(shape)

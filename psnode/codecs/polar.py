@@ -68,9 +68,9 @@ class Polar(FlatCodec):
 
     `rate`: bits per coordinate: 0.5, 1, 1.5, 2, 3 or 4. `block`: N, the largest block length: 2^10, 2^12, 2^14, 2^16 or 2^18.
     32 blocks are coded in parallel, so that arrays shorter than 32 N have shorter blocks. `rotate`: rotate at random, which
-    makes the codec nearly unbiased if many values are not zero. `prior`: empirical determines a variance for every 64 values of
-    each array, and has the least error on gradients; gaussian has one variance for 2^16 values; auto is gaussian with rotation,
-    else empirical.
+    makes the codec nearly unbiased if many values are not zero. `prior`: `empirical` determines a variance for every 64 values
+    of each array, and has the least error on gradients. `gaussian` has one variance for 2^16 values. `auto` is `gaussian` with
+    rotation, else `empirical`.
 
     At one bit per coordinate the error is near the least possible for a Gaussian source, 1/4:
 
@@ -174,7 +174,7 @@ class Polar(FlatCodec):
         return sink is NOTHING or (isinstance(sink, Moved) and not self.rotate)
 
     def _write_sorted(self, x: Floats, found: energy_groups.Arranged, key: Words, body: Bytes, sink: Sink) -> int:
-        """Write classes, outliers and the coded stream to `body`; return the number of bytes."""
+        """Write classes, outliers and the coded stream to `body`. Return the number of bytes."""
         z, y = np.zeros_like(found.values), np.empty_like(x)
         blocks = bytes_of.class_blocks(found.classes.ids, self._longest)
         coded = bytes_of.code(found.values, blocks, False, key, z, capped=True)

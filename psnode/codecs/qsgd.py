@@ -2,8 +2,8 @@
 
 In a bucket with norm n, a coordinate v is sent as level l = floor(s |v| / n), or as l + 1 with a probability equal to the
 fractional part of s |v| / n, and decodes to sign(v) n / s times its level. E decode = v. With the L2 norm and B coordinates per
-bucket, E||decode - v||^2 <= min(B / s^2, sqrt(B) / s) ||v||^2. A code has bit_length(2 s) bits per coordinate, which is
-1 + log2(s + 1) if s = 2^k - 1; a bucket adds 32 bits.
+bucket, E||decode - v||^2 <= min(B / s^2, sqrt(B) / s) ||v||^2. A code has bit_length(2 s) bits per coordinate, which is 1 +
+log2(s + 1) if s = 2^k - 1. A bucket adds 32 bits.
 
 With `factors`, a bucket x that would decode to y is sent with n <x, y> / <y, y> in place of n. It then decodes to the multiple
 of y nearest to x, at a squared distance of ||x||^2 (1 - cos^2(x, y)). This form is biased, but it is a contraction of every
@@ -56,7 +56,7 @@ _NO_WORDS = np.empty(0, np.uint32)
 class Qsgd(Quantiser):
     """qsgd:levels=15,bucket=512,norm=l2.
 
-    `levels`: the number s of non-zero magnitudes, 1..32767. `bucket`: the number of coordinates that share a norm; small
+    `levels`: the number s of non-zero magnitudes, 1..32767. `bucket`: the number of coordinates that share a norm. Small
     buckets take more bits, large buckets have more variance. `norm`: l2 or max. At the same s, max has less variance, because
     the largest value is at the largest level, but fewer values decode to 0. `factors`: scale every bucket for the least squared
     error. The codec is then biased, and `bucket` must be a multiple of 512.
@@ -117,7 +117,7 @@ class Qsgd(Quantiser):
         return Lost(error, np.zeros(2) if self.factors else sink.dots(size))
 
     def _quantise(self, x: Floats, parts: PartTable, key: Words, out: Body, lost: Lost) -> int:
-        """Write norms and codes of `x`, to which `parts` are added; return the number of coordinates that were processed.
+        """Write norms and codes of `x`, to which `parts` are added. Return the number of coordinates that were processed.
 
         This number is less than the number of all coordinates if a value is not finite.
         """

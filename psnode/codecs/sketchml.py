@@ -50,9 +50,9 @@ _SAMPLING = 256 * MAX_ROWS  # added to the stage's number; the sum is the stream
 class SketchMl(Quantiser):
     """sketchml:bins=256,groups=8,rows=2,columns=0.3
 
-    `bins`: the largest number of bins of both signs together, 2..256; there is at most one bin for every 8 values, but at least
-    two. `groups`: the number of groups of each sign, 1..128. `rows`: the number of rows of the sketch, 0..4. `columns`: the
-    number of cells in a row per value, in (0, 1].
+    `bins`: the largest number of bins of both signs together, 2..256. There is at most one bin for every 8 values, but there
+    are at least two bins. `groups`: the number of groups of each sign, 1..128. `rows`: the number of rows of the sketch, 0..4.
+    `columns`: the number of cells in a row per value, in (0, 1].
 
     If the values of each bin are equal, decoding is exact:
 

@@ -95,7 +95,7 @@ class Accumulated(Source):
         self.is_added = not parts
 
     def take(self) -> Parts:
-        """Return the parts that have not been added yet; the caller must add them."""
+        """Return the parts that have not been added yet. The caller must add them."""
         parts = () if self.is_added else self.parts
         self.is_added = True
         return parts

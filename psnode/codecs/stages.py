@@ -26,7 +26,7 @@ def padded(nbytes: int) -> int:
 
 
 def write_section(body: Bytes, side_nbytes: int) -> int:
-    """Complete a section whose content, `side_nbytes` long, is already in body[4:]; return the offset of the section's end.
+    """Complete a section whose content, `side_nbytes` long, is already in body[4:]. Return the offset of the section's end.
 
     A section is a uint32 length, the content, and zeros up to a multiple of 4 bytes.
     """
@@ -60,7 +60,7 @@ class Reducer(Codec):
 
     @abstractmethod
     def _reduce(self, x: Floats, key: Words, side: Bytes) -> tuple[int, Floats]:
-        """Write the side information to `side`; return its length and the values (1-D). Raises NonFiniteGradientError."""
+        """Write the side information to `side`. Return its length and the values (1-D). Raises NonFiniteGradientError."""
 
     @abstractmethod
     def _count(self, side: Bytes, shape: Shape) -> int:
@@ -98,7 +98,7 @@ class Reducer(Codec):
         return self.joined(used, values, key, body)
 
     def joined(self, used: int, values: Floats, key: Words, body: Bytes) -> int:
-        """Complete a body of which body[4:] holds the side information, `used` bytes; return the body's length."""
+        """Complete a body of which body[4:] holds the side information, `used` bytes. Return the body's length."""
         start = write_section(body, used)
         end = start + 4 * values.size
         body[start:end].view(np.float32)[:] = values
@@ -189,7 +189,7 @@ class Lossless(ABC):
 
     @abstractmethod
     def compress(self, codes: Codes, alphabet: int, out: Bytes) -> int:
-        """Write the compressed `codes` (uint8 if alphabet <= 256, else uint16) to `out`; return the number of bytes."""
+        """Write the compressed `codes` (uint8 if alphabet <= 256, else uint16) to `out`. Return the number of bytes."""
 
     @abstractmethod
     def expand(self, data: Bytes, codes: Codes, alphabet: int) -> None:

@@ -64,7 +64,7 @@ class Svd(Reducer):
 
     `rank`: the expected number of terms, a real number of at least 1. With less, some messages would be empty, and the
     contractive form would send nothing. `sample=false` sends the floor(rank) largest terms unscaled instead. The codec is then
-    biased and meant for feedback loops; its error is at most (1 - floor(rank) / min(m, n)) ||x||^2. The time for the exact
+    biased and meant for feedback loops. Its error is at most (1 - floor(rank) / min(m, n)) ||x||^2. The time for the exact
     spectrum grows with the cube of the matrix's shorter side: 2 s at 2048, 20 s at 4096.
 
     `method=deflated` samples terms of a basis close to that of the singular vectors. It is unbiased like `method=exact`, takes
@@ -118,7 +118,7 @@ class Svd(Reducer):
         return dataclasses.replace(self, sample=False, cover=False) if self.sample else self
 
     def omega(self, x: Floats, key: Words | None = None) -> float:
-        """Return E||decode(encode(x)) - x||^2 / ||x||^2 for this x, except for float32 rounding; 0 for a zero array.
+        """Return E||decode(encode(x)) - x||^2 / ||x||^2 for this x, except for float32 rounding, or 0 for a zero array.
 
         For methods other than exact, `key` (two uint64; zeros if None) determines the random subspace. Its influence on the
         result is small.
@@ -142,7 +142,10 @@ class Svd(Reducer):
         return sketch(matrix, math.ceil(self.rank), key, cover=self.cover)
 
     def cut(self, shape: Shape) -> tuple[int, int, int]:
-        """Return (split, m, n) of the matrix to factorise; split is 0 if terms would take no fewer values than the array."""
+        """Return (split, m, n) of the m x n matrix to factorise.
+
+        split is 0 if terms would take no fewer values than the array.
+        """
         split, m, n = matricise(shape)
         return (split, m, n) if math.ceil(self.rank) * (m + n) < m * n else (0, 1, math.prod(shape))
 

@@ -7,8 +7,8 @@ feedback, which keeps x - decode. A residual grows if |gradient| > tau in every 
            blocks: see psnode.codecs.kernels.tbq. At most 1.6 bits per coordinate or 16 bits per value sent
 
 If tau is not given, it is 0.88 times the root mean square. This tau removes the most energy of a Gaussian array, 66 %, and some
-energy of any array, because at least one coordinate is as large as the root mean square. The codec is then a contraction; with a
-fixed tau it is not.
+energy of any array, because at least one coordinate is as large as the root mean square. The codec is then a contraction. With
+a fixed tau it is not.
 
 Source: Strom, "Scalable Distributed DNN Training Using Commodity GPU Cloud Computing", Interspeech 2015.
 """
@@ -84,7 +84,7 @@ class Tbq(Quantiser):
         return _SIDE + used
 
     def _thresholds(self, x: Floats, parts: PartTable, side: Bytes) -> tuple[np.float32, np.float32]:
-        """Write tau to `side`; return tau and the least magnitude that is sent, which is NaN if `x` or a part is not finite.
+        """Write tau to `side`. Return tau and the least magnitude that is sent, which is NaN if `x` or a part is not finite.
 
         If tau is derived from `x`, the `parts` are first added to `x` in place.
         """

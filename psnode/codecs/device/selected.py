@@ -1,4 +1,4 @@
-"""Selections of arrays on a device. The device finds the entries and codes their indices, so that only coded bytes leave it."""
+"""Selections of arrays on a device. The device finds the entries to send and, if they are few, codes their indices."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class Ans(Lossless):
 
 
 def _compress(codes: Codes, alphabet: int, out: Bytes) -> int:
-    """Write the tables, states and words to `out`; return the number of bytes, or 0 if they do not fit."""
+    """Write the tables, states and words to `out`. Return the number of bytes, or 0 if they do not fit."""
     sections = choose_sections(codes, alphabet)
     head = b"".join(section.to_bytes() for section in sections)
     escaped = _escaped(codes, sections, alphabet)

@@ -38,7 +38,7 @@ class Zstd(Lossless):
         return size + (size >> 8) + max(0, (1 << 17) - size >> 11) + 32
 
     def compress(self, codes: Codes, alphabet: int, out: Bytes) -> int:
-        """Write one frame to `out`; return its length in bytes."""
+        """Write one frame to `out`. Return its length in bytes."""
         import zstandard
 
         data = codes if alphabet <= 256 else np.concatenate([codes.astype(np.uint8), (codes >> 8).astype(np.uint8)])

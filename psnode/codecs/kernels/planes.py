@@ -1,9 +1,9 @@
 """Codes of b bits, packed 512 at a time in planes, so that one operation packs or unpacks all lanes of a vector.
 
-b is written as a sum of some of the widths 8, 8, 4, 2, 1, the largest first. The plane of the first width holds the lowest bits
-of every code, and each further plane holds the bits above them. Let a block have t codes, which are 512, or fewer in the last
-block. Its plane of width w takes S = ceil(t w / 8) bytes: bits w k .. w k + w - 1 of byte j belong to code j + S k. The planes
-of a block follow one another.
+The number of bits b is written as a sum of some of the widths 8, 8, 4, 2, 1, the largest first. The plane of the first width
+holds the lowest bits of every code, and each further plane holds the bits above them. Let a block have t codes, which are 512,
+or fewer in the last block. Its plane of width w takes S = ceil(t w / 8) bytes: bits w k .. w k + w - 1 of byte j belong to code
+j + S k. The planes of a block follow one another.
 
 In kernels, a block of codes is a row of bytes. If b > 8, it consists of two rows (low and high bytes), and takes two calls. In
 full blocks, four codes are processed as one uint32, in which no field crosses a byte.

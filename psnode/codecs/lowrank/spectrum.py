@@ -11,7 +11,7 @@ their directions are not determined. Squaring loses the smallest singular values
 noise of the Gram matrix, and are taken as zero. This limit corresponds to float32's resolution of the largest term.
 
 The workspace is 8 bytes times the larger of 2^22 and five times the square of the short side. The time of the eigensolver grows
-with the cube of the short side: 25 ms for 512, 2 s for 2048, 20 s for 4096; for still larger matrices use method=randomised.
+with the cube of the short side: 25 ms for 512, 2 s for 2048, 20 s for 4096. For still larger matrices use method=randomised.
 
 Rows and columns of zeros are removed before the decomposition, and are exactly zero in the terms. They belong to dead units, or
 to taps of a convolution that see only padding.

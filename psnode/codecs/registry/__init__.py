@@ -31,7 +31,7 @@ def register(cls: type[Codec]) -> None:
     """Register a codec from outside psnode, so that specs and payloads can name it.
 
     `cls` must be a dataclass derived from Codec without abstract methods. Its `id` consists of lower-case letters, digits and
-    underscores; its `number`, which identifies it in payloads, is in 192..255. Neither `id` nor `number` may belong to another
+    underscores. Its `number`, which identifies it in payloads, is in 192..255. Neither `id` nor `number` may belong to another
     codec. Raises CodecSpecError.
     """
     name = getattr(cls, "__name__", repr(cls))

@@ -131,17 +131,17 @@ def largest_of_all(v: Value) -> Value:
 
 
 def least_of_all(v: Value) -> Value:
-    """Return the least value in the whole input; -0 is below 0."""
+    """Return the least value in the whole input. -0 counts as below 0."""
     return _of_input("least_of_all", v)
 
 
 def greatest_of_all(v: Value) -> Value:
-    """Return the greatest value in the whole input; -0 is below 0."""
+    """Return the greatest value in the whole input. -0 counts as below 0."""
     return _of_input("greatest_of_all", v)
 
 
 def least_magnitude_of_all(v: Value) -> Value:
-    """Return the least nonzero magnitude in the whole input; 0 if all values are 0."""
+    """Return the least nonzero magnitude in the whole input, or 0 if all values are 0."""
     return _of_input("least_magnitude_of_all", v)
 
 

@@ -85,7 +85,7 @@ def write_streams(indices: Words32, bits: Bytes, low: Words, unary: Words) -> No
 
 @kernel
 def read_streams(low: Words, unary: Words, bits: Bytes, size: int, indices: Words32) -> tuple[int, int]:
-    """Fill `indices` from the two streams; return the lengths in bits of the unary stream and of the stream of low bits.
+    """Fill `indices` from the two streams. Return the lengths in bits of the unary stream and of the stream of low bits.
 
     The first length is -1 if the unary stream ends too early, if an index is not below `size`, or if bits after the last index
     are set in the same word. `low` is one word longer than the stream of low bits.

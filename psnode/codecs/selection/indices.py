@@ -34,7 +34,7 @@ def max_nbytes(count: int, size: int) -> int:
 
 
 def write(indices: Words32, size: int, out: Bytes) -> int:
-    """Write the code of ascending, distinct indices below `size` (at most 2^28) to `out`; return its length in bytes."""
+    """Write the code of ascending, distinct indices below `size` (at most 2^28) to `out`. Return its length in bytes."""
     complement = 2 * indices.size > size
     coded = _others(indices, size) if complement else indices
     form = nbytes = 0

@@ -18,7 +18,7 @@ class Searching(Reducer):
 
     @abstractmethod
     def select(self, source: Source, key: Words, side: Bytes) -> tuple[int, Entries]:
-        """Write the indices of the entries to send to `side`; return their length in bytes and the entries.
+        """Write the indices of the entries to send to `side`. Return their length in bytes and the entries.
 
         Raises NonFiniteGradientError.
         """

@@ -59,7 +59,7 @@ class Selector(Sparse, Searching, Reducer):
         return indices.max_nbytes(most, size), most
 
     def select(self, source: Source, key: Words, side: Bytes) -> tuple[int, Entries]:
-        """Write the indices of the entries to send to `side`; return their length in bytes and the entries.
+        """Write the indices of the entries to send to `side`. Return their length in bytes and the entries.
 
         Raises NonFiniteGradientError.
         """

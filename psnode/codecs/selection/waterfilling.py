@@ -107,13 +107,13 @@ def level_of(x: Floats, budget: float, key: Words, stream: int) -> tuple[np.floa
 
 
 def _half(level: float) -> int:
-    """Return the bits of half the level, as a float32; at least 1."""
+    """Return the bits of half the level as a float32, but at least 1."""
     return max(1, int(np.float32(min(level / 2, _LARGEST)).view(np.uint32)))
 
 
 @kernel
 def _draw(x: Floats, level: np.float32, scale: float, dither: float, point: np.uint64, indices: Words32, values: Floats) -> int:
-    """Fill `indices` and `values` with the entries above `level` and the entries drawn; return their number.
+    """Fill `indices` and `values` with the entries above `level` and the entries drawn. Return their number.
 
     Both arrays must have room for all entries that can be taken, plus one group of entries.
     """
