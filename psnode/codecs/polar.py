@@ -225,7 +225,7 @@ def _move(decoded: Floats, sink: Sink) -> None:
 
 @cache
 def _excess(longest: int) -> float:
-    """Return the largest number of bits per value by which a class may exceed its rate, if each coded u_i takes one bit."""
+    """Return the largest number of bits per value by which a class may exceed its rate, if every coded bit costs one bit."""
     return max(
         float((~designs.load(rate, log_length).frozen).sum()) / (1 << log_length) - rate
         for rate in designs.RATES

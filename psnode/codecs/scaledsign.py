@@ -41,7 +41,7 @@ _FIELD = 4
 class ScaledSign(Binary):
     """scaledsign:bucket=0. `bucket`: the number of coordinates that share a magnitude; 0: all coordinates.
 
-    Each coordinate decodes to the mean magnitude with its own sign:
+    Each coordinate decodes to its sign times the mean magnitude:
 
     >>> from psnode.codecs import get_codec
     >>> codec, x = get_codec("scaledsign"), np.array([1, -2, 3, -4], np.float32)

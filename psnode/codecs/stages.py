@@ -140,7 +140,10 @@ class Reducer(Codec):
 
 
 class Symbols(NamedTuple):
-    """A quantiser's output for a lossless stage: codes below `alphabet`, and the side information `side`, padded to 4 bytes."""
+    """A quantiser's output for a lossless stage: codes below `alphabet`, and the side information `side`.
+
+    The length of `side` is a multiple of 4 bytes.
+    """
 
     side: Bytes
     codes: Codes

@@ -66,9 +66,9 @@ class TernGrad(Generated, Quantiser):
         return Traits(one_scale=True, unbiased=not self.clip)
 
     def contractive(self) -> Codec:
-        """Return the codec wrapped in Contractive, even if it is biased.
+        """Return the codec wrapped in Contractive, even if the codec is biased.
 
-        Clipping leaves an error that is hardly below ||x||^2.
+        Clipping by itself would leave an error hardly below ||x||^2.
         """
         return Contractive(self)
 

@@ -43,7 +43,10 @@ class Ans(Lossless):
     id = "ans"
 
     def max_nbytes(self, count: int, alphabet: int) -> int:
-        """Return the largest length in bytes: a length field and the packed codes, which replace any longer code."""
+        """Return the largest length in bytes: that of a length field and packed codes.
+
+        They are sent if `ans` would take more bytes.
+        """
         return 4 + packed_nbytes(count, bits_for(alphabet))
 
     def compress(self, codes: Codes, alphabet: int, out: Bytes) -> int:
@@ -147,7 +150,7 @@ def _stand_in(section: Section) -> int:
 
 
 def _escaped(codes: Codes, sections: list[Section], alphabet: int) -> bytes:
-    """Return the codes of all sections that have no table entry, in their order, as bytes."""
+    """Return, for all sections, the codes without a table entry, in their order, as bytes."""
     found = b""
     start = 0
     for section in sections:

@@ -96,7 +96,7 @@ def weight_bytes(counts: Int64s, codes: Bytes) -> None:
 
 @kernel
 def weights_of(codes: Bytes, weights: Int64s) -> None:
-    """Write the weights that the weight bytes `codes` stand for to `weights`. Byte 0 stands for weight 0."""
+    """Overwrite `weights` with the weights for which the weight bytes `codes` stand. Byte 0 stands for weight 0."""
     for s in range(codes.size):
         b = np.int64(codes[s]) - 1
         weights[s] = (16 + (b & 15)) << (b >> 4) if b >= 0 else 0
@@ -104,7 +104,7 @@ def weights_of(codes: Bytes, weights: Int64s) -> None:
 
 @kernel
 def frequencies(weights: Int64s, result: Int64s) -> None:
-    """Write frequencies in proportion to the positive `weights` to `result`. They are at least 1 and add up to TOTAL.
+    """Overwrite `result` with frequencies in proportion to the positive `weights`. They are at least 1 and add up to TOTAL.
 
     There are at most MAX_SYMBOLS weights. Symbols whose exact share of TOTAL is below 1.5 get 1. The other symbols divide the
     rest in proportion, with cumulative sums rounded down.

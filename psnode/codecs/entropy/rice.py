@@ -38,7 +38,10 @@ class Rice(Lossless):
     id = "rice"
 
     def max_nbytes(self, count: int, alphabet: int) -> int:
-        """Return the largest length in bytes: a length field and the packed codes, which replace any longer code."""
+        """Return the largest length in bytes: that of a length field and packed codes.
+
+        They are sent if `rice` would take more bytes.
+        """
         return 4 + packed_nbytes(count, bits_for(alphabet))
 
     def compress(self, codes: Codes, alphabet: int, out: Bytes) -> int:

@@ -105,7 +105,7 @@ def gather(
 
 @kernel
 def split(found: Words32, scale: np.float32, indices: Words32, values: Floats) -> None:
-    """Write the indices of the entries that `gather` found to `indices`, and their decoded values to `values`."""
+    """Overwrite `indices` and `values` with the indices and the decoded values of the entries that `gather` found."""
     for i in range(found.size):
         indices[i] = found[i] & np.uint32(_MAGNITUDE)
         values[i] = -scale if found[i] & np.uint32(NEGATIVE) else scale

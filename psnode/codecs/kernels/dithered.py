@@ -129,7 +129,7 @@ def to_codes(q: Int32s, k: Words32, codes: Words32) -> np.uint32:
 
 @kernel
 def from_codes(codes: Words32, k: Words32, q: Int32s) -> None:
-    """Write the integers that the codes stand for to `q`. This is the inverse of to_codes."""
+    """Overwrite `q` with the integers for which the codes stand. This is the inverse of to_codes."""
     wide()
     for i in range(BLOCK):
         s = np.int32(np.int32(codes[i] >> np.uint32(1)) ^ np.int32(-np.int32(codes[i] & np.uint32(1))))

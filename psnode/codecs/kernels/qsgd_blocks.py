@@ -72,7 +72,7 @@ def _ordinary(norm: np.float32) -> bool:
 
 @inlined
 def is_plain(span: BlockSpan, grid: Grid, norms: Floats) -> bool:
-    """Return True if the block is plain, as the module's docstring defines."""
+    """Return True if the block is plain: full, in one bucket with an ordinary norm, and with codes of at most one byte."""
     b = span.start // grid.bucket
     inside = (b + 1) * grid.bucket >= span.start + BLOCK
     return bool(span.size == BLOCK and grid.bits <= 8 and inside and _ordinary(norms[b]))

@@ -90,9 +90,9 @@ def encode(
 ) -> tuple[int, int]:  # fmt: skip
     """Write blocks to `body`. Return the number of bytes, and the number of coordinates coded.
 
-    The latter is the number of all coordinates unless a value is not finite. `error` becomes x - decoded for the coordinates
-    coded, unless it is empty. `parts` are first added to their target, the memory of `x`. `copy` is True if `error` does not
-    share the memory of `x`.
+    All coordinates are coded unless a value is not finite. `error` becomes x - decoded for the coordinates coded, unless it is
+    empty. `parts` are first added to their target, the memory of `x`. `copy` is True if `error` does not share the memory of
+    `x`.
     """
     digits, masks = np.empty(BLOCK, np.uint8), np.empty(BLOCK // LANES, np.uint64)
     limit = viewed(np.full(1, threshold, np.float32), np.uint32)[0]

@@ -104,7 +104,10 @@ def _sorted(head: Spectrum, rest: Eigenbasis, reflector: Float64s, exponent: int
 
 
 def _reflector(vectors: Float64s) -> Float64s:
-    """Return F of the module's docstring, shape (n, k), for the orthonormal rows `vectors` (k, n)."""
+    """Return the matrix F, shape (n, k), of the reflection I - F F^T that takes the rows `vectors` to the first k coordinates.
+
+    `vectors` (k, n) must be orthonormal.
+    """
     count = len(vectors)
     left, cosines, right = np.linalg.svd(vectors[:, :count].T)
     turned = vectors.T @ right.T

@@ -120,9 +120,10 @@ def draw(key: Words, stream: int, first: int, count: int, out: Masks) -> None:
 
 @inlined
 def _scale_of(x: Floats, size: float, energy: float, xy: float, yy: float, count: int, rotated: bool) -> np.float32:
-    """Return the scale c for which c y is nearest to the values `x`. It is never 0, and x - c y must stay finite.
+    """Return the scale c for which c y is nearest to `x`, where y are the points to which `x` is coded.
 
-    For rotated values, c = size ||x||^2 / <x, y> instead. c is smaller if this could give values beyond the largest float32.
+    c is never 0, and x - c y must stay finite. For rotated values, c = size ||x||^2 / <x, y> instead. c is smaller if this
+    could give values beyond the largest float32.
     """
     if rotated:
         best = size * energy / max(xy, SMALLEST * yy)

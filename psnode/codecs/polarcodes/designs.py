@@ -49,7 +49,7 @@ def name_of(rate: float) -> str:
 
 
 def pack(masks: Masks2) -> np.ndarray:
-    """Return the masks as bytes, of shape (2, levels, N / 8)."""
+    """Return the masks packed into bytes, of shape (2, levels, N / 8)."""
     return np.packbits(np.stack(masks), axis=-1)
 
 

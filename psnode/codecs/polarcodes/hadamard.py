@@ -105,12 +105,15 @@ def _signs(key: Words, start: int, size: int) -> Masks:
 
 
 def rotated(x: Floats, size: float, key: Words, start: int) -> Floats:
-    """Return U x / size as a new array. The first value of `x` is value `start` of the whole vector."""
+    """Return the rotated values U x, divided by `size`, as a new array.
+
+    The first value of `x` is value `start` of the whole vector.
+    """
     y = (x / size).astype(np.float32)
     _forward(y, _signs(key, start, x.size))
     return y
 
 
 def restore(q: Floats, scale: float, key: Words, start: int) -> None:
-    """Overwrite `q` with scale U^-1 q, limited to the range of float32."""
+    """Overwrite `q` with `scale` times the inversely rotated values U^-1 q, limited to the range of float32."""
     _backward(q, _signs(key, start, q.size), float(scale))

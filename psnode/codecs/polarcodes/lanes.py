@@ -48,13 +48,13 @@ def _high(a: Any, b: Any) -> Any:
 
 
 def _square(t: Any) -> Any:
-    """Return the square root of 2^23 c(t), for the function c of the module's docstring."""
+    """Return the square root of 2^23 c(t), where c(t) approximates ln(1 + e^-t)."""
     short = subtract_saturated(_CUT, t) << 6
     return _high(short, short)
 
 
 def _check_node(a: Any, b: Any) -> Any:
-    """Return f(a, b) of the module's docstring."""
+    """Return f(a, b), the LLR of the sum of two bits whose LLRs are a and b."""
     one, other = absolute(a).view(np.uint16), absolute(b).view(np.uint16)
     low, high = minimum(one, other), maximum(one, other)
     near, far = _square(high - low), _square(high + low)
@@ -65,7 +65,7 @@ def _check_node(a: Any, b: Any) -> Any:
 
 
 def _bit_node(a: Any, b: Any, word: Any) -> Any:
-    """Return g(a, b, u) of the module's docstring, with the bits u in `word`."""
+    """Return g(a, b, u), the LLR of the second of two bits whose LLRs are a and b, given their sum u in `word`."""
     return maximum(add_saturated(b, select(unpacked(word), -a, a)), -LARGEST)
 
 

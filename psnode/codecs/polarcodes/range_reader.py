@@ -52,7 +52,7 @@ def get_row(state: Masks, chances: Masks, words: Words16, place: int, used: np.u
 
 
 def reader(words: Words16, lanes: int) -> WordReader:
-    """Return a reader of `words`, which must be at least 2 * lanes words."""
+    """Return a reader of `words` for `lanes` lanes. There must be at least two words for each lane."""
     state = np.zeros(2 * LANES, np.uint32)
     state[LANES:] = 0xFFFFFFFF
     state[:lanes] = (words[: 2 * lanes : 2].astype(np.uint32) << np.uint32(16)) | words[1 : 2 * lanes : 2]

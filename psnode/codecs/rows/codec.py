@@ -46,7 +46,7 @@ class Generated(FlatCodec):
     def check_fields(self, body: Bytes) -> None:
         """Raise PayloadError if `body` begins with numbers that encode never writes.
 
-        Only numbers that the coder does not check matter.
+        Numbers that the coder checks are not checked again.
         """
 
     def _preamble(self) -> bytes:

@@ -105,9 +105,7 @@ class Coder:
         self._unit = ROW * program.packed.rows
 
     def encode(self, x: Floats, key: Words, body: Bytes, error: Floats, sums: Sums = NO_SUMS) -> int:
-        """Write the body of `x` (flat). Return the number of coordinates coded.
-
-        It is the number of all unless a value is not finite.
+        """Write the body of `x` (flat). Return the number of coordinates coded. All are coded unless a value is not finite.
 
         x - decoded is written to `error` unless it is empty. `error` may share the memory of `x`. Only a SumCoder takes `sums`.
         """

@@ -96,9 +96,9 @@ def write(indices: Words32, code: Code, out: Bytes) -> None:
 
 
 def read(data: Bytes, b: int | None, count: int, size: int) -> Words32:
-    """Return the `count` >= 1 ascending indices below `size` that exactly the bytes of `data` encode. Raises PayloadError.
+    """Return the `count` >= 1 ascending indices below `size` that `data` encodes. Raises PayloadError.
 
-    If b is None, `data` starts with a b for every 32 gaps.
+    `data` must hold nothing else. If b is None, `data` starts with a b for every 32 gaps.
     """
     groups = -(-count // GROUP)
     if b is None:

@@ -70,7 +70,10 @@ def count(data: Bytes, size: int) -> int:
 
 
 def read(data: Bytes, size: int) -> Words32:
-    """Return the ascending indices (uint32) below `size` that exactly the bytes of `data` encode. Raises PayloadError."""
+    """Return the ascending indices (uint32) below `size` that `data` encodes. `data` must hold nothing else.
+
+    Raises PayloadError.
+    """
     selected = count(data, size)
     complement, form = bool(data[4] & _COMPLEMENT), int(data[4]) & ~_COMPLEMENT
     coded = size - selected if complement else selected

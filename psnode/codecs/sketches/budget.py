@@ -46,7 +46,7 @@ def weighted(counts: Int64s, centres: Float64s, budget: int) -> Int64s:
 
 
 def _rounded(sizes: Float64s, counts: Int64s, budget: int) -> Int64s:
-    """Round sizes to integers from 1 to `counts` whose sum is at most `budget`.
+    """Return `sizes` rounded to integers from 1 to `counts`, with a sum of at most `budget`.
 
     If there are more clusters than `budget`, every cluster gets one bucket.
     """

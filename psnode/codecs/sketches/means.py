@@ -52,7 +52,7 @@ class Means(NamedTuple):
 
     @classmethod
     def read(cls, side: Bytes, size: int) -> Self:
-        """Return the means that exactly the bytes of `side` hold, for an array of `size` coordinates. Raises PayloadError."""
+        """Return the means in `side`, which must hold nothing else, for an array of `size` coordinates. Raises PayloadError."""
         k, buckets = head(side, size)
         if side.size != nbytes(k, buckets):
             raise PayloadError(f"lss: {side.size} bytes of side information instead of {nbytes(k, buckets)}")

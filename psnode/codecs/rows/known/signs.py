@@ -11,7 +11,7 @@ from psnode.codecs.rows.values import Value
 
 
 class ScaledSignRows(Known):
-    """scaledsign without buckets: each coordinate becomes the mean magnitude of all coordinates with its own sign."""
+    """scaledsign without buckets: each coordinate becomes its sign times the mean magnitude of all coordinates."""
 
     def to_fields(self, v: Value) -> Fields:
         mean = f32(minimum(sum_of_all(abs(v)) / f64(size_of_all()), LARGEST))
@@ -22,7 +22,10 @@ class ScaledSignRows(Known):
 
 
 class OneBitRows(Known):
-    """onebit: each coordinate becomes the mean of all coordinates with its sign. A coin decides the sign of a zero."""
+    """onebit: each coordinate becomes the mean of all coordinates with the same sign.
+
+    A coin decides the sign of a zero. A zero adds nothing to the sum of its sign.
+    """
 
     def to_fields(self, v: Value) -> Fields:
         negative = is_negative(v)
