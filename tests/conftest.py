@@ -107,9 +107,9 @@ def sample(config: pytest.Config, items: list[pytest.Item]) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Assign tests to groups, and sample the sweeps and the long tests.
 
-    With --dist loadgroup, each group runs on one worker of pytest-xdist. There are two groups of tests that start jobs, so that
-    the cores are busy while the ranks of one job wait. Tests in group JOBS check results alone, not timing. Every other file is a
-    group of its own, so that only one process makes its fixtures and compiles its kernels.
+    With --dist loadgroup, each group runs on one worker of pytest-xdist. Two of the groups hold tests that start jobs, so
+    that the cores are busy while the ranks of one job wait. The tests in group JOBS check only results, not timing. Every
+    other file is a group of its own, so that only one process makes its fixtures and compiles its kernels.
     """
     sample(config, items)
     groups = {item: _group(item) for item in items}
@@ -127,13 +127,15 @@ def _group(item: pytest.Item) -> str:
 
 
 def pytest_collection_finish() -> None:
-    """Exempt the collected tests, about a million objects, from the garbage collector's searches and psnode's own."""
+    """Exempt the collected tests, about a million objects, from searches by the garbage collector and by psnode."""
     _freeze()
 
 
 @pytest.fixture
 def sampled(request: pytest.FixtureRequest) -> Callable[[Sequence[T]], list[T]]:
-    """Return `sampled(cases)`: all cases with --long, otherwise one in SAMPLED, always with the first and the last."""
+    """Return the function `sampled(cases)`. It returns all cases with --long, otherwise one in SAMPLED, always including the
+    first and the last.
+    """
     config = request.config
 
     def choose(cases: Sequence[T]) -> list[T]:
@@ -154,7 +156,7 @@ def _freeze() -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def _free_memory() -> Iterator[None]:
-    """Return freed memory to the system after each module: a run in this process tells glibc to keep it
+    """Return freed memory to the system after each module of tests: a run in this process tells glibc to keep it
     (psnode.worker.malloc).
     """
     yield
@@ -172,8 +174,8 @@ def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _nothing_compiled_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hide from psnode.worker.inspection what earlier tests of this process have compiled or scripted: a run in this process
-    would wait for all weights, and a profile would be refused.
+    """Hide from psnode.worker.inspection the functions that earlier tests of this process have compiled or scripted.
+    Otherwise a run in this process would wait for all weights, and a profile would be refused.
     """
     if (torch := sys.modules.get("torch")) is None:
         return
@@ -190,7 +192,7 @@ def _nothing_compiled_before(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextlib.contextmanager
 def forgetting_codecs() -> Iterator[None]:
-    """Remove the codecs that the block registered."""
+    """Remove the codecs that were registered inside the `with` block."""
     from psnode.codecs import registry, table
 
     tables = table._OUTSIDE, table.NAMES
@@ -219,7 +221,7 @@ def _codecs_of_a_test() -> Iterator[None]:
 
 @pytest.fixture
 def forks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have psnode's own functions start forks (tests.forking) where they would start interpreters."""
+    """Make psnode's own functions start forks (tests.forking) instead of interpreters."""
     python, variables = FORKING.launching()
     monkeypatch.setattr(sys, "executable", python)
     for name, value in variables.items():
@@ -227,7 +229,7 @@ def forks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Finished(NamedTuple):
-    """End of a command: exit code and output."""
+    """The result of a command: exit code and output."""
 
     code: int
     out: str

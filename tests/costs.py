@@ -48,7 +48,9 @@ def processes(command: Sequence[Any]) -> int:
 
 
 class Costs:
-    """The plugin. On a worker of pytest-xdist it measures; in the process that receives the reports it sums and prints."""
+    """The pytest plugin that measures costs. On a worker of pytest-xdist it measures; in the process that receives the
+    reports it sums and prints.
+    """
 
     def __init__(self) -> None:
         self._before, self._started = processor_time(), 0
@@ -60,7 +62,7 @@ class Costs:
             self._started += processes(arguments[1])
 
     def pytest_collection_finish(self) -> None:
-        """Reset the counts: the collection belongs to no test."""
+        """Reset the counts, since the collection belongs to no test."""
         self._before, self._started = processor_time(), 0
 
     @pytest.hookimpl(wrapper=True)
@@ -74,7 +76,7 @@ class Costs:
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Add the costs of a report; the last entry belongs to its own phase, the others to earlier phases."""
+        """Add the costs of a report. Its last entry belongs to its own phase, the others to earlier phases."""
         file, _, name = report.nodeid.partition("::")
         self.clock[file] += report.duration
         group = name.rpartition("]")[2].partition("@")[2]  # appended by pytest-xdist

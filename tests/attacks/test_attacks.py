@@ -100,7 +100,9 @@ def test_a_checkpoint_of_its_own_name_may_lie_anywhere(run: Path) -> None:
 
 
 def test_what_is_not_psnodes_own_stays_when_a_run_is_resumed(run: Path, tmp_path: Path) -> None:
-    """Make `checkpoints` a link to a home directory that contains links and files of killed writers."""
+    """Check that resuming a run removes only psnode's own temporary files, even if `checkpoints` is a link to a home
+    directory with files and links of other kinds.
+    """
     home = (run / "checkpoints").rename(tmp_path / "home")
     (run / "checkpoints").symlink_to(home)
     kept = [home / ".ssh" / "id", home / ".bashrc", home / ".step-1" / "x", home / ".latest.txt", tmp_path / "aim" / "file"]

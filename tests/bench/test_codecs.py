@@ -1,4 +1,6 @@
-"""`psnode bench codecs` and `bench record`: figures that can be computed otherwise agree with this, on tiny inputs."""
+"""`psnode bench codecs` and `bench record` on tiny inputs: their figures agree with values that the tests compute in another
+way.
+"""
 
 from __future__ import annotations
 

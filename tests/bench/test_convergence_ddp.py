@@ -90,7 +90,9 @@ def test_what_ddp_cannot_be_trained_with_is_refused_before_anything_is_trained(
 @pytest.mark.serial
 @pytest.mark.usefixtures("in_this_process", "forks")
 def test_a_rate_at_which_ddp_diverges_is_not_the_best_and_one_worker_sends_nothing(tmp_path: Path) -> None:
-    """A learning rate of 1e30 makes the weights overflow in the first steps."""
+    """Check that .002 is chosen instead of 1e30, at which the weights overflow in the first steps, and that one worker sends
+    0 bytes.
+    """
     common = "--max-steps 6 --batch-size 8 --threads 1 --no-tensorboard"
     result = run(["ddp:fp32"], common, workers=1, seeds=[1], output=tmp_path, local=True, lrs=["0.002", "1e30"], evaluate_every=3)
     [row] = result["rows"]

@@ -130,7 +130,9 @@ def test_the_doctor_says_which_codecs_give_the_processors_bytes() -> None:
 
 @pytest.mark.usefixtures("cupy")
 def test_other_programs_codecs_do_what_their_papers_say() -> None:
-    """Compare deterministic codecs with NumPy, and the others by grid and mean (Hoeffding's bound at 1e-6)."""
+    """Compare fp16, signs and top-k with NumPy. Check that qsgd and terngrad draw values on their grid, with the right mean
+    (Hoeffding's bound at 1e-6).
+    """
     x = np.random.default_rng(1).standard_normal(4000).astype(np.float32)
     there, found = torch.tensor(x), {peer.name.partition(",")[0]: peer for peer in peers()}
     decoded = {name: peer.decode(peer.encode(there), x.size).numpy() for name, peer in found.items()}

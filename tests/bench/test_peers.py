@@ -57,7 +57,9 @@ def sgd(ground: SharedSettings) -> dict[str, torch.Tensor]:
 def test_psnode_and_ddp_train_as_one_process_does_and_send_what_theory_says(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With float32 in both directions, a ring of 2 sends 2 (2-1)/2 x 4 bytes per parameter, and a worker of a star 4."""
+    """Check that each of two workers sends 4 bytes per parameter if both directions use float32: in DDP's ring, 2 (2-1)/2 x
+    4, and in a star.
+    """
     result = measured(TINY, schemes=["dense"], ddp=["fp32"], keep=tmp_path / "runs")
     assert result["rates"]["none"]["failed"] == {}
     ddp, star = result["rates"]["none"]["rows"]

@@ -59,7 +59,9 @@ HOSTS = "nuqsgd:bucket=1024 --downlink qsgd:bucket=1024"  # codecs that exist on
 
 @pytest.fixture(autouse=True)
 def _nothing_compiled_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ignore functions that other tests of this process have compiled or scripted; the program alone would have none."""
+    """Ignore functions that other tests of this process have compiled or scripted; a process that only runs the benchmark
+    has no such functions.
+    """
     monkeypatch.setattr("psnode.worker.inspection.unwatchable", lambda model: "")
 
 
@@ -89,7 +91,7 @@ def test_frames_are_as_long_wherever_they_are_coded(cupy: FakeCupy) -> None:
 
 
 def test_copies_are_counted_by_direction() -> None:
-    """Use events as torch's profiler writes them, in which copies are of the kind gpu_memcpy."""
+    """Check the sums over events as torch's profiler writes them, in which copies are of the kind gpu_memcpy."""
     copies = [
         ("Memcpy DtoH (Device -> Pinned)", 1000), ("Memcpy HtoD (Pinned -> Device)", 20), ("Memcpy DtoH (Device -> Pageable)", 4),
         ("Memcpy DtoD (Device -> Device)", 5000),
@@ -153,7 +155,9 @@ def test_a_gradient_that_is_not_finite_ends_it(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_payload_and_little_else_comes_from_the_device(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Count the bytes of tensors that torch copies to the host in one step of a network."""
+    """Check that the tensors which torch copies to the host in one step of a network have the payload's bytes, and at most 2
+    % more.
+    """
     from psnode.codecs.device.staging_buffer import StagingBuffer
 
     down = 0

@@ -45,7 +45,7 @@ def refused(done: Any, *parts: str) -> None:
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Run:
-    """Run commands like the fixture `psnode`, but in this process, so that no imports are repeated."""
+    """Return a function that runs commands like the fixture `psnode`, but in this process, so that no imports are repeated."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
 

@@ -40,7 +40,9 @@ def completed(typed: str, name: str = "scheme") -> list[str]:
 @pytest.mark.long
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 def test_a_tab_in_bash_completes_schemes_their_parameters_and_stages(tmp_path: Path) -> None:
-    """Type a tab after each line; then Ctrl-A inserts a command at the start that prints readline's result."""
+    """Check the lines that bash completes: type a tab after each line; then Ctrl-A inserts a command at its start that
+    prints the completed line.
+    """
     program = tmp_path / "psnode"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m psnode "$@"\n')
     program.chmod(0o755)

@@ -152,13 +152,15 @@ def test_a_torchvision_that_does_not_fit_torch_is_told_with_both_versions(found:
 
 
 def test_a_probe_finds_the_psnode_of_this_process() -> None:
-    """A checkout that is not installed is found too: -S excludes installed packages."""
+    """Check that a psnode that is not installed is found: the option -S hides installed packages from the probe."""
     program = "import json, importlib.util as u; print(json.dumps({'at': u.find_spec('psnode').origin}))"
     assert probe([sys.executable, "-S", "-c", program]) == {"at": str(ROOT / "psnode" / "__init__.py")}
 
 
 def test_a_quota_of_cores_is_told_here_and_by_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """tests/config/test_cores.py tests quotas themselves, since control groups cannot be created everywhere."""
+    """Check that a quota of 1.5 cores counts as 1 core, and that the doctor names it. tests/config/test_cores.py tests how
+    quotas are read, which is not possible everywhere.
+    """
     assert agent._cores() == usable_cores()
     for module in (cores, doctor):
         monkeypatch.setattr(module, "quota", lambda *words: 1.5)

@@ -51,7 +51,9 @@ CHOSEN: list[str] = []  # the specs of these codecs, which are then the only sub
 
 
 def forms() -> list[str]:
-    """Return every codec id and the variants that can be built, or only the specs of `pytest --codec` if given."""
+    """Return the codecs to test: those of `pytest --codec` if given, otherwise every codec id and the variants that can be
+    built.
+    """
     if CHOSEN:
         return CHOSEN
     known = {*available(), *(name for name, entry in table.LOSSLESS.items() if entry.target)}

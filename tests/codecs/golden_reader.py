@@ -66,8 +66,8 @@ def quantised(stages: list[int], size: int, body: bytes) -> Array:
 
 
 def symbols(stage: int, side: bytes, data: bytes, size: int) -> bytes:
-    """Return the symbols of a lossless stage, low bytes first. ans and rice are read only after qsgd, whose levels give the
-    alphabet.
+    """Return the symbols of a lossless stage, low bytes first. ans and rice need the size of the alphabet, which `side`, the
+    side information of qsgd, gives.
     """
     if stage == ZSTD:
         import zstandard

@@ -1,4 +1,4 @@
-"""Stored payloads of codecs that have their own reader. The switch to rewrite them is that of test__golden."""
+"""Stored payloads of codecs that have their own reader. REWRITE_GOLDEN=1 rewrites them, as in test__golden."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.codecs.test__golden import FOLDER, REWRITE, fixed_input
 
 
 def check_golden(name: str, spec: str, read: Callable[[bytes], np.ndarray], same_bytes: bool = True) -> None:
-    """Check that codec and stored payload agree byte by byte (unless a library determines the bytes) and that `read` decodes
-    alike.
+    """Check that the codec writes the stored payload (if `same_bytes`), and that the codec and `read` decode it to the same
+    bits.
     """
     path, codec, x = FOLDER / f"{name}.bin", get_codec(spec), fixed_input()
     payload = codec.encode(x, Key.derive(1, "golden"))

@@ -96,7 +96,9 @@ def log2_binomial(size: int, count: int) -> float:
 
 
 def draw(count: int, size: int, words: tuple[int, int], stream: int) -> np.ndarray:
-    """Return `count` distinct ascending indices below `size`: drawn with rejection, or the complement of a draw if over half."""
+    """Return `count` distinct ascending indices below `size`, drawn with rejection. If `count` is more than half of `size`,
+    the indices that are left out are drawn.
+    """
     wanted = size - count if 2 * count > size else count
     drawn: set[int] = set()
     calls = 64 * (2 + wanted // 100)

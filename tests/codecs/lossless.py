@@ -17,7 +17,7 @@ _GUARD = 64
 
 @dataclass(frozen=True)
 class Guarded:
-    """A lossless stage whose output buffer ends in guard bytes: it may not write beyond its declared maximum."""
+    """A lossless stage whose output buffer ends in guard bytes, to show that it does not write beyond its declared maximum."""
 
     stage: Ans | Rice
 

@@ -36,7 +36,7 @@ def rounded(a: Array, words: tuple[int, int], stream: int) -> tuple[Array, int]:
 
 
 def largest_factor(span: np.float32, steps: int) -> np.float32:
-    """Return the largest float32 f with span f <= 2^16 steps in float32 arithmetic."""
+    """Return the largest float32 factor f for which the float32 product span * f is at most 2^16 * steps."""
     factor = np.float32(2**16 * steps / float(span))
     while np.float32(span * factor) > 2**16 * steps:
         factor = np.nextafter(factor, np.float32(0))
@@ -94,8 +94,8 @@ def minmax_fields(body: bytes, size: int) -> tuple[int, float, float, Array]:
 
 
 def read_minmax(body: bytes, size: int) -> Array:
-    """Return (base + code step) / up. The power of two `up` keeps all terms in range; `step` is rounded down
-    to not exceed max.
+    """Return the decoded values, (base + code * step) / up. The power of two `up` keeps all terms in range. `step` is
+    rounded down, so that no value exceeds the maximum.
     """
     bits, low, high, codes = minmax_fields(body, size)
     span, steps = high - low, 2**bits - 1

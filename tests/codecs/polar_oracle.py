@@ -28,7 +28,9 @@ DESIGNS = Path(psnode.__file__).parent / "codecs" / "polarcodes" / "designs"
 
 
 def prior(halves: int) -> list[Array]:
-    """Return for every level ln P(0) / P(1) given the bits of the levels below, as integers."""
+    """Return the prior log-likelihood ratios ln P(0) / P(1) of a bit, as integers. There is an array per level, indexed by
+    the bits of the levels below.
+    """
     levels, step, noise = CHANNELS[halves]
     k = np.arange(2**levels)
     weight = -(((k - (k.size - 1) / 2) * step) ** 2) / (2 * (1 - noise))
@@ -41,7 +43,9 @@ def prior(halves: int) -> list[Array]:
 
 
 def f(a: Array, b: Array) -> Array:
-    """Return the LLR of the sum of two bits; ln(1 + e^-t) is approximated by powers of max(645 - t, 0)."""
+    """Return the log-likelihood ratio of the sum of two bits from those of the bits; ln(1 + e^-t) is approximated by powers
+    of max(645 - t, 0).
+    """
     low, high = np.minimum(np.abs(a), np.abs(b)), np.maximum(np.abs(a), np.abs(b))
     near, far = ((np.maximum(645 - t, 0) * 64) ** 2 >> 16 for t in (high - low, high + low))
     size = low - ((near - far) * (near + far) >> 16 >> 7)
@@ -49,7 +53,7 @@ def f(a: Array, b: Array) -> Array:
 
 
 def g(a: Array, b: Array, u: Array) -> Array:
-    """Return the LLR of the second bit, given the sum `u`."""
+    """Return the log-likelihood ratio of the second bit, from the ratios `a` and `b` and the known sum `u` of both bits."""
     return np.clip(b + np.where(u == 1, -a, a), -32767, 32767)
 
 
@@ -107,7 +111,7 @@ class Level:
         return self.raw[self.filled - len(llrs) : self.filled]
 
     def node(self, s: int, llrs: Array) -> Array:
-        """Return the bits of the code word from position `s` on, given its LLRs."""
+        """Return the bits of the code word from position `s` on, given their log-likelihood ratios."""
         n = len(llrs)
         frozen, flat = self.frozen[s : s + n], bool(self.flat[s : s + n].all())
         if frozen.all():
@@ -127,7 +131,9 @@ class Level:
 
 
 def cut(at: int, size: int, longest: int, halves: int) -> list[tuple[int, int, int, int, int]]:
-    """Return (start, stop, log2 N, lanes, 2 R) of every superblock of `size` values that begin at `at`."""
+    """Return the superblocks of `size` values that begin at `at`, each as (start, stop, log2 of its block length N, lanes,
+    twice its rate).
+    """
     found, size = [], at + size
     for log_length in range(longest, 5, -1):
         while log_length > 10 and size - at >= 32 << log_length:
@@ -141,7 +147,7 @@ def cut(at: int, size: int, longest: int, halves: int) -> list[tuple[int, int, i
 
 
 def masks(halves: int, log_length: int) -> Array:
-    """Return the masks "frozen" and "flat", shape (2, levels, N)."""
+    """Return two masks over the N positions of a block, "frozen" and "flat", for each level: shape (2, levels, N)."""
     with np.load(DESIGNS / f"rate-{halves / 2:g}.npz") as stored:
         return np.unpackbits(stored[f"n{log_length}"], axis=-1, count=1 << log_length).astype(bool)
 
@@ -211,7 +217,7 @@ def words_of(key: tuple[int, int], stream: int, first: int, count: int) -> Array
 
 
 def turned_back(q: Array, scale: np.float32, key: tuple[int, int], first: int) -> Array:
-    """Invert the rotation of a piece, and return its values."""
+    """Invert the rotation of the piece `q`, and return its values."""
     k = 1 << (q.size.bit_length() - 1)
     words = words_of(key, 65301, first, 2 * q.size // 32 + 1)
     signs = 1 - 2 * (words[:, None] >> np.arange(32, dtype=words.dtype) & 1).reshape(-1).astype(np.float32)
@@ -270,7 +276,7 @@ def read_stream(
 
 
 def tally(frozen: Array, flat: Array) -> tuple[int, int]:
-    """Return the numbers of rows of raw bits and of coded bits."""
+    """Return the number of rows of a block that are stored as raw bits, and the number of rows that the range coder codes."""
     n, free = frozen.size, int((~frozen).sum())
     if free in (0, n) or (free == 1 and not frozen[-1]):
         return (free, 0) if flat.all() else (0, free)

@@ -1,4 +1,6 @@
-"""Rounding to powers of two in NumPy: a reader of nuqsgd and natural, and the moments of their draws; no code is shared."""
+"""Rounding to powers of two in NumPy: a reader of nuqsgd and natural, and the moments of their draws; it shares no code with
+psnode.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 def neighbours(x: Array, norm: Array, s: int) -> tuple[Array, Array]:
-    """Return the values of 0, 2^-s norm, ..., norm on either side of |x|, in float64."""
+    """Return for each x the neighbours of |x| among the levels 0, 2^-s norm, ..., norm: one below and one above, in float64."""
     levels = np.concatenate([[0.0], 2.0 ** np.arange(-s, 1)])
     ratio = np.abs(x.astype(np.float64)) / np.where(norm == 0, 1, norm)
     above = np.clip(np.searchsorted(levels, ratio, side="left"), 1, levels.size - 1)

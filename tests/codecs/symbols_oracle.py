@@ -23,7 +23,9 @@ def packed(data: bytes, count: int, alphabet: int) -> np.ndarray:
 
 
 def frequencies(weights: list[int]) -> list[int]:
-    """Return shares that sum to 2^14: 1 for shares below 1.5, the rest in proportion, with cumulative sums rounded down."""
+    """Return integer frequencies with sum 2^14: 1 for weights whose share is below 1.5; the others share the rest in
+    proportion, by rounding down cumulative sums.
+    """
     total = sum(weights)
     small = [2 * TOTAL * weight < 3 * total for weight in weights]
     left, mass = TOTAL - sum(small), sum(weight for weight, one in zip(weights, small, strict=True) if not one)

@@ -50,7 +50,9 @@ INPUTS = inputs()
 
 
 def stated() -> list[str]:
-    """Return all forms, without those whose lossless stage leaves the decoded values of a shorter form unchanged."""
+    """Return all forms except those whose last stage is lossless: such a stage does not change the values that the shorter
+    form decodes.
+    """
     found = dict.fromkeys([*forms(), *MORE])
     return [spec for spec in found if ids_in(spec)[-1] not in table.LOSSLESS or spec in available()]
 
@@ -71,11 +73,12 @@ def classes_of(x: Floats) -> list[np.ndarray]:
 @pytest.mark.parametrize("name", INPUTS)
 @pytest.mark.parametrize("spec", UNBIASED)
 def test_unbiased_on_inputs_that_are_hard(spec: str, name: str) -> None:
-    """Compare the means of 400 decodes, summed per magnitude with the signs of x, within 5 standard errors.
+    """Check that the mean of 400 decodes is x, in sums over classes of equal magnitude with the signs of x, within 5
+    standard errors.
 
-    If they were normal, one of 1000 such sums would fail for 6e-4 of the seeds. Sums of small values that terngrad and entrywise
-    seldom send are not quite normal, and fail for less than 1e-3. The mean of (2, 1, 0, ...) after a single Hadamard rotation and
-    polar coding, (1.96, 1.08), is wrong by 14 standard errors.
+    If the sums were normal, one of 1000 would fail for 6e-4 of the seeds. Sums of small values that terngrad and entrywise
+    seldom send are not quite normal, and fail for less than 1e-3. The test is sensitive enough: after a single Hadamard
+    rotation and polar coding, (2, 1, 0, ...) has the mean (1.96, 1.08), which is wrong by 14 standard errors.
     """
     codec, x = get_codec(spec), INPUTS[name]
     classes, flat = classes_of(x), x.reshape(-1).astype(np.float64)
@@ -93,7 +96,16 @@ def test_unbiased_on_inputs_that_are_hard(spec: str, name: str) -> None:
 
 @pytest.mark.parametrize("spec", stated())
 def test_contractive_forms_shrink_inputs_that_are_hard(spec: str) -> None:
-    """Check ||x - C(x)|| <= ||x|| on average over 20 keys, and except for sketchml for each key; no correct program fails."""
+    """Check that the mean of
+
+    x - C(x)
+
+    ^2 over 20 keys is at most
+
+    x
+
+    ^2. Except for sketchml this holds for each key, so no correct program fails.
+    """
     codec = get_codec(spec).contractive()
     for name, x in INPUTS.items():
         exact = x.astype(np.float64)

@@ -33,7 +33,7 @@ def codec(request: pytest.FixtureRequest) -> Codec:
 
 @pytest.fixture(params=[*forms(), *contractive_forms()], scope="module")
 def form(request: pytest.FixtureRequest) -> Codec:
-    """Return a codec or its contractive form."""
+    """Return a codec or a contractive form."""
     return get_codec(request.param)
 
 
@@ -113,7 +113,9 @@ def test_any_array_layout_gives_the_same_bytes(form: Codec) -> None:
 
 
 def test_parts_are_added_and_coded_as_if_they_had_been_one_array(form: Codec) -> None:
-    """Compare with the sum; for codecs that look at the new part of the sum, compare with the same addition in one part."""
+    """Check that encoding parts gives the payload of their sum. A codec that looks at the newest part is compared with the
+    same addition in one part.
+    """
     x, residual = gaussian(1200), gaussian(1201)[1:].reshape(40, 30)
     parts = [(0, x[:100]), (100, x[100:613]), (700, x[700:])]
     total = residual.copy().reshape(-1)

@@ -48,7 +48,9 @@ def test_the_norm_is_that_of_what_is_decoded_or_a_bound_on_it(codec: Codec, shap
 
 @pytest.mark.parametrize("factor", [100.0, 2.0**-40])
 def test_a_gradient_times_a_factor_has_the_norm_times_that(codec: Codec, factor: float) -> None:
-    """Skip signs, which do not scale, and a codec that rounds the scaled values to 0."""
+    """Check that scaling a gradient scales the measured norm by the same factor. Sign codecs and scaled values that round to
+    0 are skipped.
+    """
     x = gaussian(20, 33)
     payloads = [codec.encode((x * np.float32(f)).astype(np.float32), KEY) for f in (1.0, factor)]
     if not codec.decode(payloads[1]).any() or any(stage == "sign" for stage in codec.stages):
@@ -58,7 +60,9 @@ def test_a_gradient_times_a_factor_has_the_norm_times_that(codec: Codec, factor:
 
 
 def test_what_is_decoded_is_finite_or_refused_before_anything_is_added(codec: Codec) -> None:
-    """Replace words of valid payloads by extreme numbers, infinities and NaNs; `measure` must refuse whenever decode does."""
+    """Replace words of valid payloads by extreme numbers, infinities and NaNs. Decoded values must be finite or refused, and
+    `measure` must refuse whenever decode does.
+    """
     rng = np.random.default_rng(5)
     seeds = [np.frombuffer(codec.encode(gaussian(*shape), KEY).to_bytes(), np.uint8) for shape in ((20, 33), (600,), (3,))]
     for number in range(240):

@@ -39,8 +39,8 @@ def classes_of(x: Floats) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("name", STATED)
 def test_unbiased_at_every_class_of_coordinates(unbiased: Codec, name: str) -> None:
-    """Compare the means of 1000 decodes, summed over a class with the signs of x, within 4 standard errors
-    (3e-4 of seeds fail).
+    """Check that the mean of 1000 decodes is x, in sums over a class of coordinates with the signs of x, within 4 standard
+    errors (3e-4 of seeds fail).
     """
     x = STATED[name] if name != "recorded" else STATED[name][:12, :12]
     classes, flat = classes_of(x), x.reshape(-1).astype(np.float64)
@@ -58,7 +58,16 @@ def test_unbiased_at_every_class_of_coordinates(unbiased: Codec, name: str) -> N
 
 @pytest.mark.parametrize("name", STATED)
 def test_contractive_form_shrinks_what_it_is_given(contraction: Codec, name: str) -> None:
-    """Check ||x - C(x)|| <= ||x|| on average over 20 keys, as a contraction requires, and a smaller error for most codecs."""
+    """Check that the mean of
+
+    x - C(x)
+
+    ^2 over 20 keys is at most
+
+    x
+
+    ^2, as a contraction requires, and that some key gives a smaller error.
+    """
     x = STATED[name]
     losses = []
     for number in range(20):
@@ -69,9 +78,9 @@ def test_contractive_form_shrinks_what_it_is_given(contraction: Codec, name: str
 
 
 def test_feedback_loses_nothing_and_stays_bounded_over_500_steps(contraction: Codec) -> None:
-    """Check that decoded payloads + residual = gradients in sum, and that the residual levels off.
+    """Check that the decoded payloads plus the residual equal the sum of the gradients, and that the residual levels off.
 
-    Without any coding the residual would double in the second half of the steps; with omega above 1 it would explode.
+    If nothing were sent, the residual would double in the second half of the steps. With omega above 1 it would explode.
     """
     residual = np.zeros((20, 32), np.float32)
     gradients, sent = np.zeros((20, 32)), np.zeros((20, 32))

@@ -28,7 +28,9 @@ Array = np.ndarray
 
 
 def papers(residual: Array, g: Array, length: int) -> tuple[Array, Array, float]:
-    """Take a step of algorithm 2 in float32; return the sent values, the residual, and scale / mean magnitude sent."""
+    """Take a step of the paper's algorithm 2 in float32. Return the sent values, the residual, and the scale divided by the
+    mean magnitude of the sent entries.
+    """
     total = residual + g
     lifted = total + g
     largest = [np.abs(total[at : at + length]).max() for at in range(0, total.size, length)]
@@ -61,7 +63,9 @@ def test_parameters_out_of_bounds_are_one_typed_line(text: str) -> None:
 
 @pytest.mark.parametrize("length", [1, 7, 50, 500, 16384])
 def test_200_steps_of_a_recorded_stream_are_those_of_the_paper_bit_for_bit(length: int) -> None:
-    """Run with error feedback; the bound on the scale, which the paper does not have, has no effect here."""
+    """Compare sent values and residuals over 200 steps of error feedback. The bound on the scale, which the paper does not
+    have, has no effect here.
+    """
     rule, codec = get_feedback("ef"), get_codec(f"adacomp:length={length}")
     state, residual, shares = rule.init(SIZE), np.zeros(SIZE, np.float32), []
     for step, g in enumerate(gradients(200)):
@@ -77,7 +81,9 @@ def test_200_steps_of_a_recorded_stream_are_those_of_the_paper_bit_for_bit(lengt
 @pytest.mark.parametrize("length", [7, 50, 500, 3000])
 @pytest.mark.parametrize("size", [1, 49, 50, 51, 2049, 70_001])
 def test_parts_in_any_division_are_the_gradient_of_the_paper(size: int, length: int) -> None:
-    """Use parts that leave gaps, split bins and stretches, and lie at any address."""
+    """Check that a gradient given in parts is coded like the paper's gradient. The parts leave gaps, split bins, and lie at
+    any address.
+    """
     residual, g, codec = student(size, seed=1), student(size, seed=2), get_codec(f"adacomp:length={length}")
     cuts = sorted({0, size, *(int(cut) for cut in np.random.default_rng(size).integers(0, size, 9))})
     parts = [(a, g[a:b].copy()) for number, (a, b) in enumerate(pairwise(cuts)) if number % 4 != 2]
@@ -96,7 +102,9 @@ def test_parts_in_any_division_are_the_gradient_of_the_paper(size: int, length: 
 
 @pytest.mark.parametrize("name", ["gaussian", "student", "recorded"])
 def test_an_array_alone_is_new_as_a_whole(name: str) -> None:
-    """Check with H = 2 x: values of at least half the maximum of their bin are sent."""
+    """Check that an array without a residual counts as a new gradient: H = 2 x, so values of at least half the maximum of
+    their bin are sent.
+    """
     x = {"gaussian": gaussian(40, 60), "student": student(40, 60), "recorded": recorded()}[name]
     expected, left, excess = papers(np.zeros(x.size, np.float32), x.reshape(-1), 50)
     assert excess < 1.75
@@ -107,7 +115,9 @@ def test_an_array_alone_is_new_as_a_whole(name: str) -> None:
 
 
 def test_a_few_large_bins_do_not_make_coding_add_energy() -> None:
-    """Use one bin with a value of 1000 and 19 bins with 50 entries near 1: the mean of maxima is 51, 50 times the values sent."""
+    """Check that the scale is bounded, where the paper's rule would add energy: one bin has a value of 1000, and 19 bins
+    have 50 entries near 1. Their mean maximum, 51, is 50 times the sent values.
+    """
     x = np.concatenate([np.float32([1000] + [0] * 49), 1 + np.abs(gaussian(950)) / 100])
     expected, _, excess = papers(np.zeros(1000, np.float32), x, 50)
     assert excess > 20
@@ -120,7 +130,9 @@ def test_a_few_large_bins_do_not_make_coding_add_energy() -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_the_energy_shrinks_by_what_the_bound_on_the_scale_promises(seed: int) -> None:
-    """Check that at least 7/16 k a^2 is removed by k sent entries of mean magnitude a; scales of bins differ by up to 10^8."""
+    """Check that k sent entries of mean magnitude a remove the energy that follows from the bounded scale (at least 7/16 k
+    a^2), if the scales of bins differ by up to 10^8.
+    """
     rng = np.random.default_rng(seed)
     x = (rng.standard_normal((40, 50)) * 10.0 ** rng.uniform(-4, 4, (40, 1))).astype(np.float32).reshape(-1)
     decoded = get_codec("adacomp:length=50").decode(get_codec("adacomp:length=50").encode(x, KEY))
@@ -141,7 +153,9 @@ def test_zeros_are_never_sent_not_even_where_the_gradient_cancels_the_residual()
 
 
 def test_the_bytes_are_those_of_the_set_one_bit_an_entry_and_the_scale() -> None:
-    """Compare with log2 binomial for the set, random here, within 3 %, plus 13 bytes of lengths and padding."""
+    """Check a payload's size: log2 of the number of possible sets (within 3 %, for a random set), a bit per entry, the
+    scale, and 13 bytes of lengths and padding.
+    """
     x = gaussian(512, 256)
     payload = get_codec("adacomp").encode(x, KEY)
     count = get_codec("adacomp").support(payload).size
@@ -150,7 +164,9 @@ def test_the_bytes_are_those_of_the_set_one_bit_an_entry_and_the_scale() -> None
 
 
 def test_many_entries_are_found_in_several_scans() -> None:
-    """Use entries that all reach half the maximum of their bin: the list grows from 1/64 of the array to all of it."""
+    """Check an array whose entries all reach half the maximum of their bin: the list of entries grows from 1/64 of the array
+    to all of it.
+    """
     x = (1 + np.abs(gaussian(300_000)) / 20).astype(np.float32) * np.sign(gaussian(300_000, seed=3)).astype(np.float32)
     residual = x * np.float32(0.25)
     decoded = get_codec("adacomp").decode(get_codec("adacomp").encode(x, KEY))

@@ -1,4 +1,6 @@
-"""Probabilities compared with an independent solver and the optimality conditions; sampling checked for all starting points."""
+"""Probabilities compared with an independent solver and the optimality conditions. Sampling is checked exactly, for all
+starting points.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from psnode.errors import CodecValueError
 
 
 def by_bisection(magnitudes: np.ndarray, budget: float) -> np.ndarray:
-    """Return min(1, c lambda), with c found by 200 bisections, without sorting or tail sums."""
+    """Return the probabilities min(1, c lambda) of magnitudes lambda. 200 bisections find the c at which they sum to
+    `budget`, without sorting or tail sums.
+    """
     if np.count_nonzero(magnitudes) <= budget:
         return (magnitudes > 0).astype(float)
     lam = magnitudes / magnitudes.max()
@@ -31,7 +35,9 @@ def by_bisection(magnitudes: np.ndarray, budget: float) -> np.ndarray:
 
 
 def inclusion(shares: np.ndarray) -> tuple[np.ndarray, set[int]]:
-    """Return how many starting points take each atom, in ticks, and the sizes of the samples: exact, over all cells of starts."""
+    """Return the measure, in ticks, of the starting points that take each atom, and the sizes of the samples. Both are
+    exact, since all cells of starting points are visited.
+    """
     cuts = sorted({0, TICKS, *(int(edge) % TICKS for edge in itertools.accumulate(map(int, shares)))})
     measure, sizes = np.zeros(len(shares), dtype=np.int64), set()
     for low, high in itertools.pairwise(cuts):

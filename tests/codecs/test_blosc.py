@@ -21,7 +21,7 @@ COMPRESSORS = ["blosclz", "lz4", "lz4hc", "zlib", "zstd"]
 
 
 def read(data: bytes) -> np.ndarray:
-    """Decompress with the library's own function, without psnode."""
+    """Return the decompressed values of a payload, read by the library's own function, without psnode."""
     return np.frombuffer(blosc.decompress(header(data)[2]), "<f4")
 
 

@@ -37,7 +37,20 @@ def test_decodes_c_times_what_the_wrapped_codec_decodes(spec: str, scale: float)
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("n", [1, 7, 512, 3000])
 def test_never_leaves_more_than_it_was_given(spec: str, n: int) -> None:
-    """Check this for every key, not only on average: ||x - c Q||^2 = ||x||^2 (1 - cos^2), with the angle between x and Q."""
+    """Check for every key that
+
+    x - c Q
+
+     <=
+
+    x
+
+    , not only on average: the squared error is
+
+    x
+
+    ^2 (1 - cos^2), with the angle between x and Q.
+    """
     codec = get_codec(spec).contractive()
     for seed in range(50):
         x = gaussian(n, seed=seed)
@@ -47,7 +60,9 @@ def test_never_leaves_more_than_it_was_given(spec: str, n: int) -> None:
 
 
 def test_the_unbiased_form_explodes_where_the_contractive_form_does_not() -> None:
-    """Use QSGD with one level, whose omega is about 17 on a normal bucket of 512; without coding the residual would reach 150."""
+    """Check that the residual of QSGD with one level explodes, whose omega is about 17 on a normal bucket of 512. The
+    contractive form's residual stays below 150, its length if nothing were sent.
+    """
     lengths = {}
     for name, codec in {"unbiased": get_codec("qsgd:levels=1"), "contractive": get_codec("contractive(qsgd:levels=1)")}.items():
         residual = np.zeros(512, np.float32)

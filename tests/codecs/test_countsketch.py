@@ -41,7 +41,16 @@ def test_cells_are_the_signed_sums(name: str) -> None:
 
 @pytest.mark.parametrize("rows", [1, 2, 5, 16])
 def test_the_variance_of_the_mean_is_that_of_its_cells(rows: int) -> None:
-    """Check E||decode - x||^2 = (d - 1) / cells ||x||^2 over 60 keys, within 4 standard errors, each below 1.5 %."""
+    """Check that E
+
+    decode - x
+
+    ^2 is (d - 1) / cells
+
+    x
+
+    ^2 for d coordinates, over 60 keys, within 4 standard errors, each below 1.5 %.
+    """
     x = student(4000).astype(np.float64)
     codec = get_codec(f"countmean:rows={rows},ratio=0.2")
     cells = rows * round(0.2 * x.size / rows)
@@ -53,9 +62,10 @@ def test_the_variance_of_the_mean_is_that_of_its_cells(rows: int) -> None:
 
 
 def test_the_variance_of_the_median_is_that_of_order_statistics() -> None:
-    """Compare the error of 60 keys with theory, within 5 %. Cells hold many equal coordinates, so that sums are nearly normal.
+    """Check the mean squared error over 60 keys within 5 %: the median of 5 normal values has .2868 of the variance of one
+    value.
 
-    The median of 5 normal values has .2868 of the variance of one value.
+    Each cell holds many equal coordinates, so sums are nearly normal.
     """
     grid = np.linspace(-8, 8, 20_001)
     density = 30 * norm.cdf(grid) ** 2 * norm.sf(grid) ** 2 * norm.pdf(grid)
@@ -68,7 +78,9 @@ def test_the_variance_of_the_median_is_that_of_order_statistics() -> None:
 
 
 def test_one_large_coordinate_among_few_is_found_exactly_by_the_median() -> None:
-    """Check an event of probability above 1 - 2e-5: the coordinate is alone in its cell in most of 5 rows."""
+    """Check that the coordinate 100 among nine ones is decoded exactly. It is alone in its cell in most of 5 rows with a
+    probability above 1 - 2e-5.
+    """
     x = np.zeros(10_000, np.float32)
     x[::1000] = 1
     x[5000] = 100

@@ -42,7 +42,9 @@ def tokens(shape: tuple[int, int], rank: int) -> np.ndarray:
 
 
 def trained(shape: tuple[int, int]) -> np.ndarray:
-    """Return a matrix with a dominant direction and a power-law tail over three decades: omega of rank 3 is a few hundredths."""
+    """Return a matrix with a dominant direction and a power-law tail over three decades, for which omega of rank 3 is a few
+    hundredths.
+    """
     return of_values(shape, np.concatenate([[30.0, 5.0, 2.0], 1.0 / np.arange(1, min(shape) - 2) ** 1.4]))
 
 
@@ -79,7 +81,9 @@ MATRICES = {
 
 
 def optimum(x: np.ndarray, budget: float) -> float:
-    """Return the minimum of sum lambda^2 / p - sum lambda^2 for p <= 1 with sum p = budget, with p scaled by bisection."""
+    """Return the least variance of an unbiased sample, sum lambda^2 / p - sum lambda^2, for singular values lambda. The
+    probabilities p <= 1 sum to `budget`, which bisection achieves.
+    """
     lam = np.linalg.svd(x.astype(float), compute_uv=False)
     lam = lam[lam > 2.0**-22 * lam[0]]
     low, high = 0.0, 1 / lam[-1]
@@ -142,9 +146,11 @@ def test_the_variance_is_within_a_twentieth_of_the_least_possible(name, rank):
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", ["wide", "tokens", "all values equal", "two clusters", "1e-30", "ten decades"])
 def test_the_mean_of_decodes_is_the_matrix_and_their_variance_omega(name):
-    """Compare along forty random directions, the matrix, its signs, a row, a column and three singular pairs.
+    """Compare the mean of 400 decodes with x along forty random directions, the matrix, its signs, a row, a column and three
+    singular pairs, and the variance with omega.
 
-    Many terms contribute to each of these, so a mean of 400 is nearly normal, which does not hold along one rare term.
+    Many terms contribute to each of these sums, so their means are nearly normal. This does not hold along a single rare
+    term.
     """
     x = MATRICES[name]
     scale = float(np.abs(x).max())

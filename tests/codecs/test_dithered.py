@@ -1,8 +1,8 @@
 """Dithered quantisation compared with the theory of subtractive dither, an independent reader, and bounds of rate and error.
 
-A plain payload of other settings takes another pair of kernels, of which the compilation takes 20 seconds. The tests therefore
-share a few settings: the default, step=0.04, 0.25 and 4 with buckets of 512, and step=0.03125. Chains have the same kernels at
-all settings.
+Each setting of a plain payload has its own pair of kernels, which takes 20 seconds to compile. The tests therefore share a
+few settings: the default, step=0.04, 0.25 and 4 with buckets of 512, and step=0.03125. Chains have the same kernels at all
+settings.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 def dither(words: tuple[int, int], size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return k in 0..65535 and the class in 0..3 of every coordinate of whole blocks."""
+    """Return for every coordinate of whole blocks its dither k in 0..65535, and its class (quarter of the dither) in 0..3."""
     bits = halves(words, number_of("dithered"), -(-size // 512) * 512).astype(np.int64)
     sign, position = bits >> 15, np.arange(bits.size) % 512
     first = bits[np.arange(bits.size) - position + position % 128]
@@ -46,9 +46,9 @@ def dither(words: tuple[int, int], size: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def values(q: np.ndarray, step: float, rms: np.ndarray, k: np.ndarray) -> Floats:
-    """Return q minus its dither, times step * rms, as float32.
+    """Return the decoded float32 values: the integers q minus their dither k, times step * rms.
 
-    The arithmetic is in float32 where step * rms is in 2^-50..2^50, else in float64.
+    The arithmetic is in float32 if step * rms is within 2^-50..2^50, else in float64.
     """
     delta = step * rms.astype(np.float64)
     whole = q * 65536 + 32768 - k
@@ -59,7 +59,7 @@ def values(q: np.ndarray, step: float, rms: np.ndarray, k: np.ndarray) -> Floats
 
 
 def unfold(codes: np.ndarray, k: np.ndarray) -> np.ndarray:
-    """Map codes 0, 1, 2, 3, 4 to 0, +1, -1, +2, -2 where the dither is positive, and to their negatives elsewhere."""
+    """Map codes 0, 1, 2, 3, 4 to 0, +1, -1, +2, -2 where the dither is positive, and to the negatives of these elsewhere."""
     signed = np.where(codes % 2, codes // 2 + 1, -(codes // 2))
     return np.where(k >= 32768, signed, -signed)
 
@@ -133,7 +133,8 @@ def test_golden_bytes(spec: str) -> None:
 
 
 def scaled_errors(x: Floats, step: float, decodes: int) -> np.ndarray:
-    """Return errors in units of step * rms, shape (decodes, size), with the buckets' scales computed here.
+    """Return the errors of `decodes` decodes in units of step * rms, shape (decodes, size). The RMS of each bucket is
+    computed here.
 
     At the default step, all of the 1024 values are in one bucket.
     """
@@ -157,7 +158,9 @@ INPUTS = {
 @pytest.mark.parametrize("name", INPUTS)
 @pytest.mark.parametrize("step", [0.25, 1.0, 4.0])
 def test_the_error_of_a_coordinate_is_uniform_whatever_the_value(name: str, step: float) -> None:
-    """Apply Kolmogorov-Smirnov tests to 20 coordinates over 4000 keys: p >= 1e-5 each; at most 3e-3 of seeds would fail one."""
+    """Check by Kolmogorov-Smirnov tests that the errors of 20 coordinates over 4000 keys are uniform: p >= 1e-5 each; at
+    most 3e-3 of seeds would fail one.
+    """
     errors = scaled_errors(INPUTS[name], step, 4000)
     for coordinate in range(7, 1024, 51):
         assert stats.kstest(errors[:, coordinate], stats.uniform(-0.5, 1).cdf).pvalue >= 1e-5
@@ -179,7 +182,9 @@ def test_the_squared_error_is_that_of_theory_and_the_mean_is_exact(name: str) ->
 
 
 def test_errors_of_coordinates_in_different_quarters_are_uncorrelated_and_of_neighbours_independent() -> None:
-    """Check 159 correlations, each of 4000 pairs, against 4.5 / sqrt(4000); 1.1e-3 of seeds would fail one."""
+    """Check 159 correlations of errors, each of 4000 pairs of coordinates 1, 2 or 64 apart, against 4.5 / sqrt(4000); 1.1e-3
+    of seeds would fail one.
+    """
     errors = scaled_errors(INPUTS["gaussian"], 1.0, 4000)[:, :512]
     for shift in (1, 2, 64):
         near = [stats.pearsonr(errors[:, i], errors[:, i + shift]).statistic for i in range(0, 128 - shift, 2)]
@@ -187,7 +192,9 @@ def test_errors_of_coordinates_in_different_quarters_are_uncorrelated_and_of_nei
 
 
 def test_entries_far_below_the_step_are_kept_on_average() -> None:
-    """Use a million entries of 1e-4 of the RMS: their mean is within 4 standard errors, which are 1.2 % of its value."""
+    """Check that the mean of a million entries of 1e-4 of the RMS is kept within 4 standard errors, which are 1.2 % of its
+    value.
+    """
     x = np.full(1 << 20, np.float32(1e-4))
     x[::4096] = 64.0
     small = np.ones(x.size, np.bool_)
@@ -202,9 +209,11 @@ def test_entries_far_below_the_step_are_kept_on_average() -> None:
 
 @pytest.mark.parametrize("fraction", [0.0, 0.25, 0.8125, 2.0**-7])
 def test_where_sixteen_bits_end_in_a_tie_the_rest_of_the_value_decides(fraction: float) -> None:
-    """Set k = 65535 - floor(2^16 a) mod 2^16, so that all coordinates are ties.
+    """Check how ties are rounded: the dither k = 65535 - floor(2^16 a) mod 2^16 makes every coordinate a tie, which further
+    random bits decide.
 
-    The number of values rounded up is binomial. It is within 4 standard errors of its mean; 6e-5 of seeds would fail.
+    `a` is the value in steps. The number of values rounded up is binomial. It is within 4 standard errors of its mean; 6e-5
+    of seeds would fail.
     """
     v = np.full(512, np.float32((1000 + fraction) / 65536))
     k, q, raised = np.full(512, 65535 - 1000, np.uint32), np.empty(512, np.int32), 0
@@ -220,7 +229,9 @@ def test_where_sixteen_bits_end_in_a_tie_the_rest_of_the_value_decides(fraction:
 
 @pytest.mark.parametrize("step", [0.25, 0.5, 1.0, 1.5, 2.0, 2.6, 3.46, 4.4])
 def test_within_027_bit_of_the_least_an_unbiased_codec_can_spend(step: float) -> None:
-    """Use omega >= 1 / (4^R - 1), so R >= log2(1 + 1 / omega) / 2. Rates of .7 to 4.1 bits; 2^20 values, all bytes counted."""
+    """Check that the rate exceeds the lower bound by at most .27 bit: omega >= 1 / (4^R - 1), so R >= log2(1 + 1 / omega) /
+    2. Rates are .7 to 4.1 bits, of 2^20 values, with all bytes counted.
+    """
     x = gaussian(1 << 20)
     codec = get_codec(f"dithered:step={step}+ans")
     payload = codec.encode(x, KEY)
@@ -231,7 +242,9 @@ def test_within_027_bit_of_the_least_an_unbiased_codec_can_spend(step: float) ->
 
 
 def test_the_four_runs_of_symbols_are_cheaper_than_the_symbols_together() -> None:
-    """Compare the saving from the known quarter of the dither with integrals over the normal law for step 3: .069 bit."""
+    """Check that coding the four quarters of the dither separately saves .069 bit at step 3, as integrals over the normal
+    law predict.
+    """
     symbols = Dithered(step=3.0)._symbols(readonly(gaussian(1 << 20)), np.array(WORDS, np.uint64))
     runs = np.split(symbols.codes, 4)
     saved = entropy(symbols.codes) - np.mean([entropy(run) for run in runs])
@@ -246,7 +259,9 @@ def test_the_four_runs_of_symbols_are_cheaper_than_the_symbols_together() -> Non
 
 @pytest.mark.parametrize(("step", "bucket", "bits"), [(0.25, 512, {5, 6}), (1.0, 4096, {3, 4})])
 def test_a_plain_payload_spends_whole_bits_a_bucket(step: float, bucket: int, bits: set[int]) -> None:
-    """The largest of 512 normal values is 2.5 to 4.4, or 10 to 18 steps of 1/4; that of 4096 is 3 to 4.4."""
+    """Check the bits per code of buckets of normal values. The largest of 512 values is 2.5 to 4.4, or 10 to 18 steps of
+    1/4; the largest of 4096 is 3 to 4.4.
+    """
     x = gaussian(1 << 16)
     codec = Dithered(step=step, bucket=bucket)
     payload = codec.encode(x, KEY)
@@ -293,7 +308,9 @@ def test_no_input_needs_more_than_the_stated_bytes(shape: tuple[int]) -> None:
 
 
 def test_the_stated_bytes_of_a_chain_are_those_of_the_codes_that_there_can_be() -> None:
-    """Bound 4096 values of RMS r by 64 r: 42.7 steps of 1.5 r, 43 with the dither; these 87 codes take 7 bits."""
+    """Check that max_nbytes allows 7 bits per value: 4096 values of RMS r are at most 64 r, or 42.7 steps of 1.5 r, or 43
+    with the dither, which gives 87 codes.
+    """
     most = get_codec("dithered:step=1.5+ans").max_nbytes((4096,))
     assert 4096 * 7 // 8 < most < 4096 * 7 // 8 + 100
 
@@ -315,7 +332,9 @@ def test_wrong_escapes_are_refused() -> None:
 
 @pytest.mark.parametrize(("step", "bucket"), [(2.0**-5, 4096), (0.04, 512), (0.25, 512), (1.0, 4096)])
 def test_a_few_coordinates_fit_into_a_body_whatever_bits_they_need(step: float, bucket: int) -> None:
-    """Use up to 19 codes. The 7-bit form of 1, 2, 3, 5 and 9 codes takes more bytes than their 8-bit form."""
+    """Check that up to 19 values are decoded as by the reader. For 1, 2, 3, 5 and 9 codes, the 7-bit form takes more bytes
+    than the 8-bit form.
+    """
     codec = Dithered(step, bucket)
     for size in range(1, 20):
         for seed in range(8):

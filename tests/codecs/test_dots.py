@@ -1,4 +1,4 @@
-"""Inner products of arrays with their decoded form: the order of summation is the same for every kernel."""
+"""Inner products of arrays with their decoded form: every kernel adds in the same order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OTHERS = ["nuqsgd:bucket=1024", "terngrad", "terngrad:clip=2.5", "dithered", "di
 
 
 def tree(values: np.ndarray) -> np.ndarray:
-    """Return the sums of rows of 512, in the dtype of the values."""
+    """Return the sum of each row of 512 values, added in the order of the kernels, in the values' dtype."""
     lanes = values.reshape(-1, 8, 64)
     while lanes.shape[1] > 1:
         lanes = lanes[:, ::2] + lanes[:, 1::2]
@@ -29,14 +29,14 @@ def tree(values: np.ndarray) -> np.ndarray:
 
 
 def total(parts: np.ndarray) -> float:
-    """Sum trees of 512 values until one number is left."""
+    """Return the sum of `parts`, by rounds in which 512 values become one, until one number is left."""
     while parts.size > 1:
         parts = tree(np.concatenate([parts, np.zeros(-parts.size % 512)]))
     return float(parts[0])
 
 
 def expected(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-    """Return <x, y> and <y, y>: rows are summed in float32, or in float64 where float32 might lose precision."""
+    """Return <x, y> and <y, y>. Rows are summed in float32, or in float64 if float32 might lose precision."""
     x, y = (np.concatenate([v.reshape(-1), np.zeros(-v.size % 512, np.float32)]) for v in (x, y))
     with np.errstate(over="ignore", invalid="ignore"):
         xy, yy = tree(x * y).astype(float), tree(y * y).astype(float)

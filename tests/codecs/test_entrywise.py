@@ -45,7 +45,7 @@ def heavy(size: int, seed: int = 0) -> np.ndarray:
 
 
 def by_bisection(x: np.ndarray, budget: float) -> np.ndarray:
-    """Return min(1, c |x|) with the sum `budget`."""
+    """Return the probabilities min(1, c |x|), with the c at which they sum to `budget`."""
     lam = np.abs(x.reshape(-1).astype(float))
     if np.count_nonzero(lam) <= budget:
         return (lam > 0).astype(float)
@@ -141,7 +141,9 @@ def test_any_level_spends_the_budget_and_no_more(x, budget):
 
 
 def units_of(x: np.ndarray, level: float, dither: Fraction) -> list[int]:
-    """Return probabilities in units of 2^-43, in rational arithmetic; 0 for certain entries, which are not drawn."""
+    """Return the entries' probabilities in units of 2^-43, computed in rational arithmetic; 0 for entries that are certain,
+    since these are not drawn.
+    """
     scale = Fraction(2**43) / Fraction(float(level))
     return [0 if abs(v) > level else math.floor(Fraction(float(abs(v))) * scale + dither) for v in x]
 
@@ -149,7 +151,9 @@ def units_of(x: np.ndarray, level: float, dither: Fraction) -> list[int]:
 @pytest.mark.parametrize("dither", [Fraction(0), Fraction(1, 3), Fraction(4095, 4096)])
 @pytest.mark.parametrize("budget", [1, 2.5, 7])
 def test_every_entry_is_drawn_exactly_as_often_as_its_probability(budget, dither):
-    """Check each cell of starting points at both ends: the measure of the points that draw entry i is its probability."""
+    """Check that the starting points that draw entry i have a total length equal to its probability. Each cell of starting
+    points is tested at both ends.
+    """
     x = readonly(np.concatenate([rng(4).standard_t(2, 40), np.zeros(5), [1e-14, 1e-3]]).astype(np.float32))
     level = waterfilling.level_of(x, budget, KEY, 15)[0]
     expected = units_of(x, level, dither)
@@ -238,10 +242,10 @@ def test_a_budget_of_all_entries_sends_them_as_they_are():
 @pytest.mark.sweep
 @pytest.mark.parametrize("budget", [1, 3, 20.5, 0.2])
 def test_the_mean_of_decodes_is_x_and_omega_is_the_least_there_is(budget):
-    """Compare the mean squared error with theory, and the mean error with 0.
+    """Check that the mean squared error is that of theory, and that the mean error is 0.
 
-    The mean error is that over the thirds of the coordinates by magnitude, and over all. Every third with values other than 0 has
-    at least 25 expected draws; with fewer, the standard error could not be estimated.
+    The mean error is taken over each third of the coordinates by magnitude, and over all coordinates. Every third with
+    values other than 0 has at least 25 expected draws; with fewer, the standard error could not be estimated.
     """
     for x in (normal(200), heavy(300), np.float32(0.9) ** np.arange(60, dtype=np.float32)):
         codec = Entrywise(budget=budget)
@@ -260,7 +264,9 @@ def test_the_mean_of_decodes_is_x_and_omega_is_the_least_there_is(budget):
 
 
 def test_entries_a_ten_thousandth_of_the_largest_lose_nothing_in_sum():
-    """Use points at distance one on the line of probabilities: the sum of the drawn entries equals that of x within one level."""
+    """Check that the decoded sum of a million small entries is their sum within one level: the drawn points lie at distance
+    one on the line of probabilities.
+    """
     x = (1e-4 * (1 + 0.5 * rng().random(1_000_000))).astype(np.float32)
     x[::10_000] = 1
     codec = Entrywise(budget=2000)

@@ -90,7 +90,9 @@ def test_get_codec_takes_what_the_option_takes(own: Any, monkeypatch: pytest.Mon
 
 
 def test_get_codec_executes_a_file_anew_when_it_has_changed_and_a_run_does_not(own: Any) -> None:
-    """In a notebook, a user edits the file between two calls; in a run, all ranks must use the same class."""
+    """Check that a changed file is executed again by get_codec (a user edits it in a notebook), but not by load_codec: in a
+    run, all ranks must use the same class.
+    """
     file = own()
     spec = f"{file}:Copy"
     assert load_codec(spec) == "copied"
@@ -115,7 +117,9 @@ def test_a_spec_of_a_peer_or_a_record_executes_no_file(own: Any, tmp_path: Path)
 
 
 def test_only_what_a_user_types_is_given_to_get_codec() -> None:
-    """Check that only modules with text from users import get_codec, which executes files. All others use known_codec."""
+    """Check that get_codec, which executes files, is imported only by modules that receive text from users. All others use
+    known_codec.
+    """
     package = Path(table.__file__).parents[1]
     users = {
         str(path.relative_to(package).with_suffix(""))
@@ -149,7 +153,9 @@ def test_a_relative_path_means_the_same_elsewhere(own: Any, monkeypatch: pytest.
 
 
 def test_training_with_it_is_training_with_the_codec_that_it_copies(own: Any, tmp_path: Path) -> None:
-    """The codec sends every value unchanged, so weights equal those of dense SGD bit for bit, also after a resume."""
+    """Check that weights equal those of dense SGD bit for bit, also after a resume, if a user's codec sends every value
+    unchanged.
+    """
     common = {"local": 2, "threads": 1, "batch_size": 8, "network": "FC", "eval_freq": 2, "tensorboard": False, "lr": 0.1}
 
     def trained(name: str, **settings: Any) -> str:
@@ -234,7 +240,9 @@ def offer(folder: Path, *entries: str) -> None:
 
 
 def test_an_installed_package_offers_codecs(own: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No offered codec is imported before a run names it, so that a broken one does not affect others."""
+    """Check that a package's codecs are offered, and that no codec is imported before it is named, so that a broken one does
+    not affect others.
+    """
     own("offered_codec", id="offered", number=240)
     offer(tmp_path, "offered = offered_codec:Copy", "broken = no_such_module:Codec", "misnamed = offered_codec:Copy")
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -37,7 +37,9 @@ def normal(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def cuts(size: int, block: int) -> list[slice]:
-    """Return the blocks of a vector as docs/payload-format.md defines them: the rest is cut into powers of two, largest first."""
+    """Return the blocks of a vector as docs/payload-format.md defines them: the rest after the full blocks is cut into
+    powers of two, largest first.
+    """
     found, start = [], 0
     while start < size:
         length = min(block, 2 ** int(math.log2(size - start)))
@@ -47,7 +49,7 @@ def cuts(size: int, block: int) -> list[slice]:
 
 
 def by_scipy(x: np.ndarray, block: int) -> np.ndarray:
-    """Return the coefficients in float64."""
+    """Return the coefficients of x in float64, by SciPy's transform of each block."""
     flat = x.reshape(-1).astype(float)
     return np.concatenate([dct(flat[cut], norm="ortho") for cut in cuts(flat.size, block)])
 
@@ -101,7 +103,9 @@ def test_what_cannot_be_configured_is_refused(setting):
 
 
 def test_the_cosines_are_right_and_the_same_on_every_machine():
-    """Compare with extended precision where available; the digest depends on exact operations of IEEE 754 only."""
+    """Check the table of factors against extended precision where available, and its digest, which depends only on exact
+    operations of IEEE 754.
+    """
     table = cosines.factors()
     assert table.size == cosines.LONGEST == BLOCKS[-1]
     for n in (2**power for power in range(1, 13)):
@@ -198,10 +202,12 @@ HARD = hard()
 @pytest.mark.parametrize("budget", [1, 6.5, 0.2])
 @pytest.mark.parametrize("name", HARD)
 def test_no_bias_on_hard_inputs_and_the_optimums_variance(name, budget):
-    """Compare, over 2000 decodes, the means along 18 classes of values and coefficients by magnitude, within 5 standard errors.
+    """Check the mean of 2000 decodes in sums over 18 classes of values and coefficients by magnitude, within 5 standard
+    errors.
 
-    A correct program would fail one of the 540 means for 3e-4 of seeds if they were normal, and for less than 2e-3 as they are.
-    The mean squared error is within 5 standard errors of sum (V - |c|) |c|, with V by bisection, which adds 2e-5.
+    If the 540 means were normal, a correct program would fail one for 3e-4 of seeds; as they are, for less than 2e-3. The
+    mean squared error must be within 5 standard errors of sum (V - |c|) |c|, for coefficients c and the level V found by
+    bisection; this adds 2e-5.
     """
     x, codec = HARD[name], Fourier(budget=budget)
     c = by_scipy(x, 64)
@@ -246,7 +252,9 @@ def test_scale_changes_nothing_but_the_scale(scale):
 
 @pytest.mark.parametrize("block", BLOCKS)
 def test_full_scale_stays_finite_and_comes_back(block):
-    """Check that values are clipped where the largest value and its loss would together exceed float32: beyond half its range."""
+    """Check values above half of float32's range: a decoded value is clipped where the largest value plus its loss would
+    exceed float32.
+    """
     x = np.full(2 * block + 3, LARGEST / 2, np.float32)
     codec = Fourier(budget=x.size, block=block)
     np.testing.assert_allclose(codec.decode(codec.encode(x, Key.derive(1))), x, rtol=1e-5)
@@ -262,9 +270,10 @@ def test_full_scale_stays_finite_and_comes_back(block):
 
 
 def test_the_limit_leaves_room_for_the_largest_value():
-    """Use magnitudes from 2^120 on, given as bits.
+    """Check the limit of decoded values, for magnitudes from 2^120 on, given as bits.
 
-    The limit is the largest float32 minus the magnitude, rounded down if this is not a float32."""
+    The limit is the largest float32 minus the magnitude, rounded down if this is not a float32.
+    """
     for magnitude in np.array([0x7B800001, 0x7C7FFFFF, 0x7E800001, 0x7EFFFFFF, 0x7F000001, 0x7F7FFFFF], np.uint32).view(
         np.float32
     ):
@@ -300,7 +309,9 @@ def test_blocks_without_coefficients_decode_to_zeros_and_are_left_alone():
 
 
 def test_four_bytes_more_than_entrywise_for_as_many_entries():
-    """Use Gaussian values, whose coefficients are Gaussian: the sizes agree within 1 %."""
+    """Check that fourier and entrywise payloads of Gaussian values have equal sizes within 1 %: the coefficients are
+    Gaussian too.
+    """
     x = normal(1 << 18)
     mine, other = (get_codec(name).encode(x, Key.derive(1)).nbytes for name in ("fourier", "entrywise"))
     assert mine == pytest.approx(other, rel=0.01)
@@ -361,7 +372,9 @@ FILES = {"fourier": "fourier", "fourier:budget=40,block=256": "fourier-40-256"}
 
 @pytest.mark.parametrize("spec", GOLDEN)
 def test_golden_bytes(spec):
-    """Check bytes and decoded bits, which are equal on all machines; the reader by cosines finds the values up to rounding."""
+    """Check that payload bytes and decoded bits are the stored ones, on every machine, and that the reader by cosines finds
+    the same values up to rounding.
+    """
     path, codec = FOLDER / f"{FILES[spec]}.bin", get_codec(spec)
     payload = codec.encode(fixed_input(), Key.derive(1, "golden"))
     if REWRITE:

@@ -1,4 +1,4 @@
-"""GradDrop: all values that reach a threshold are sent; its rank in the array is close to the requested one."""
+"""GradDrop: all values that reach a threshold are sent; the threshold's rank in the array is close to the requested one."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_error_feedback_stays_bounded_and_loses_nothing():
 
 
 def test_a_ratio_of_one_drops_nothing():
-    """Check a threshold whose rank is the size of the sample, which does not contain the smallest of all values."""
+    """Check that ratio 1 sends every value, including values smaller than the smallest in the sample."""
     x = normal(100_000)
     codec = Graddrop(ratio=1.0)
     assert np.array_equal(codec.decode(codec.encode(x, rng())), x)

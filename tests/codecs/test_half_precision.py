@@ -26,7 +26,9 @@ def patterns() -> np.ndarray:
 
 
 def cast(name: str, x: np.ndarray) -> np.ndarray:
-    """Round to nearest even and convert back, by another library; values that overflow become the largest finite value."""
+    """Return x rounded by NumPy or torch to half precision, to nearest even, and back in float32; values that overflow
+    become the largest finite value.
+    """
     with np.errstate(over="ignore"):
         if name == "fp16":
             rounded = x.astype(np.float16).astype(np.float32)

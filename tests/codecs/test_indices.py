@@ -1,7 +1,7 @@
-"""Sets of indices compared with a reader in plain Python and with log2 binomial; and invalid bytes.
+"""Sets of indices compared with a reader in plain Python and with log2 binomial; invalid bytes are refused.
 
-The length of random sets varies. The bounds hold for all seeds tried; besides the 5 bytes of the head, they leave 8 bytes, about
-4 standard deviations of the length of the shortest sets.
+The length of random sets varies. The bounds hold for all seeds tried. Besides the 5 bytes of the head they leave 8 bytes,
+about 4 standard deviations of the length of the shortest sets.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ DENSITIES = [0, 0.001, 0.01, 0.05, 0.1, 0.124, 0.13, 0.2, 0.25, 0.3, 0.38, 0.45,
 
 
 def clusters(size: int, seed: int = 0) -> np.ndarray:
-    """Return runs of 1000 indices of which one in 300, 30 or 3 is a member, like the large entries of a gradient."""
+    """Return the members of a clustered set, like the large entries of a gradient: of each run of 1000 indices, no index or
+    one in 300, 30 or 3.
+    """
     rng = np.random.default_rng(seed)
     density = rng.choice([0.0, 1 / 300, 1 / 30, 1 / 3], p=[0.6, 0.2, 0.15, 0.05], size=-(-size // 1000)).repeat(1000)[:size]
     return np.flatnonzero(rng.random(size) < density).astype(np.uint32)
@@ -36,7 +38,7 @@ def random_set(size: int, count: int, seed: int = 0) -> np.ndarray:
 
 
 def written(members: np.ndarray, size: int) -> np.ndarray:
-    """Return the coded set, written to a buffer of exactly the promised size that was full of other bytes."""
+    """Return the coded set, written to a buffer of exactly the promised size that held other bytes before."""
     buffer = np.full(indices.max_nbytes(members.size, size), 0xA5, np.uint8)
     return buffer[: indices.write(members, size, buffer)]
 
@@ -83,7 +85,9 @@ def test_a_tenth_of_a_percent_costs_11_and_a_half_bits_an_index_and_one_percent_
 
 @pytest.mark.parametrize(("size", "count"), [(s, k) for s in (64, 1000, 4096) for k in (1, 2, 7, 31, 100, 400, 2000) if k <= s])
 def test_no_set_takes_more_than_max_nbytes(size, count):
-    """Use the worst sets for Golomb-Rice codes: gaps that are (multiples of) a power of two, sets at one end, clusters."""
+    """Check the sets that are worst for Golomb-Rice codes: gaps that are (multiples of) a power of two, sets at one end, and
+    clusters.
+    """
     step = size // count
     power = 1 << (step.bit_length() - 1)
     for members in (
@@ -134,7 +138,9 @@ def test_the_code_of_gaps_is_the_shortest_of_all_its_parameters():
     ("name", "every", "size"), [("gaps", 30, 3001), ("clusters", 0, 30_011), ("bitmap", 3, 20_011), ("bitmap-others", -3, 20_011)]
 )
 def test_golden_bytes(name, every, size):
-    """Choose a set by a hash of the index, with one density or several in turn; test__golden's switch rewrites the bytes."""
+    """Check that sets chosen by a hash of the index, with one density or several in turn, have the stored bytes.
+    REWRITE_GOLDEN=1 rewrites them.
+    """
     number = np.arange(size, dtype=np.uint64)
     period = every or np.array([3, 50, 1000, 20], np.uint64)[number // np.uint64(500) % np.uint64(4)]
     chosen = (number * np.uint64(2654435761) >> np.uint64(7)) % np.abs(period).astype(np.uint64) == 0

@@ -37,7 +37,7 @@ def test_float32_is_not_copied() -> None:
 
 
 def test_float64_is_rounded_to_the_nearest() -> None:
-    """1 + 2**-24 lies halfway between 1 and the next float32, and is rounded to 1, the even one.
+    """Check that 1 + 2**-24, halfway between 1 and the next float32, is rounded to 1, which is even.
 
     1 + 3 * 2**-25 lies three quarters of the way, and is rounded up.
     """
@@ -84,13 +84,15 @@ def test_deterministic_codecs_need_no_rng() -> None:
 
 
 def test_without_rng_a_codec_that_draws_draws_anew() -> None:
-    """Two random keys of 128 bits are equal with a probability of 2**-128, and different keys nearly never give equal trits."""
+    """Check that two calls without `rng` give different payloads: their random keys of 128 bits are equal with a probability
+    of 2**-128.
+    """
     x = np.random.default_rng(3).standard_normal(1000).astype(np.float32)
     assert get_codec("terngrad").encode(x) != get_codec("terngrad").encode(x)
 
 
 def test_training_always_gives_a_source_of_random_words() -> None:
-    """Check that every call of encode in the packages of training passes `rng`, since training must be repeatable."""
+    """Check that every call of encode in the packages used in training passes `rng`, since training must be repeatable."""
     lacking = []
     for path in (path for name in ("codecs", "feedback", "exchange", "ddp") for path in (ROOT / "psnode" / name).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -44,11 +44,11 @@ Draw = Callable[..., list[str]]
 
 @pytest.fixture(scope="module")
 def draw() -> Iterator[Draw]:
-    """Return `draw(cache, path)`, which calls a kernel in a new process and returns its result and the number of kernels from the
-    cache.
+    """Return `draw(cache, path)`, which calls a kernel in a new process. It returns the result, and the number of kernels
+    taken from the cache.
 
-    `path` contains psnode. `cache` is the directory of the cache; None means the default. The processes are forks of one that has
-    imported Numba, but nothing of psnode.
+    `path` is the folder that contains psnode. `cache` is the directory of the cache; None means the default. The processes
+    are forks of one process that has imported Numba, but nothing of psnode.
     """
     command = [sys.executable, "-c", _DRAWS]
     with subprocess.Popen(command, env={}, cwd="/", stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
@@ -79,7 +79,9 @@ def cached(tmp_path_factory: pytest.TempPathFactory, draw: Draw) -> Path:
 def test_a_cache_that_others_may_write_is_not_executed(
     mode: int, above: int, hits: int, cached: Path, tmp_path: Path, draw: Draw
 ) -> None:
-    """Cover the directory of a module's kernels, and the directory above."""
+    """Check that kernels are compiled again if others may write to the cache's directory for a module's kernels, or to the
+    directory above, unless the latter is sticky.
+    """
     folder = tmp_path / "cache"
     shutil.copytree(cached, folder)
     for place in (place for place in folder.rglob("*") if place.is_dir()):
@@ -89,7 +91,9 @@ def test_a_cache_that_others_may_write_is_not_executed(
 
 
 def test_a_cache_of_earlier_sources_is_not_even_unpickled(cached: Path, tmp_path: Path, draw: Draw) -> None:
-    """Check this because the index names types of kernel arguments whose modules may no longer exist."""
+    """Check that the index of a cache made from earlier sources is not unpickled: it names types of kernel arguments whose
+    modules may no longer exist.
+    """
     folder = tmp_path / "cache"
     shutil.copytree(cached, folder)
     (index,) = folder.rglob("trits.pack-*.nbi")
@@ -99,7 +103,9 @@ def test_a_cache_of_earlier_sources_is_not_even_unpickled(cached: Path, tmp_path
 
 
 def test_what_is_cached_counts_for_the_sources_of_all_kernels(tmp_path: Path, draw: Draw) -> None:
-    """Use a copy of the package: a second process uses the first one's kernels; a third does not, since rng.py has changed."""
+    """Check that a second process uses the first one's kernels, and that a third process compiles them again after rng.py
+    has changed, in a copy of the package.
+    """
     package = tmp_path / "psnode"
     shutil.copytree(Path(psnode.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
     assert [draw(None, tmp_path), draw(None, tmp_path)] == [["7", "0"], ["7", "1"]]
@@ -112,7 +118,9 @@ _NOBODY = 41234
 
 
 def nowhere(folder: Path) -> tuple[list[str], dict[str, str]]:
-    """Return a command prefix and an environment for a user without a name, a home, or a directory that Numba can write."""
+    """Return a command prefix and an environment for a user without a name or a home, and without a directory to which Numba
+    can write.
+    """
     limits = ["--clear-groups", "--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
     words = ["setpriv", f"--reuid={_NOBODY}", f"--regid={_NOBODY}", *limits] if os.geteuid() == 0 else []
     here = os.pathsep.join((str(Path(sys.executable).parent), os.defpath))
@@ -128,7 +136,9 @@ def nowhere(folder: Path) -> tuple[list[str], dict[str, str]]:
 @pytest.mark.long
 @pytest.mark.skipif(os.geteuid() == 0 and shutil.which("setpriv") is None, reason="no setpriv")
 def test_every_command_works_where_no_kernel_can_be_kept_and_says_what_to_set(tmp_path: Path) -> None:
-    """Use a copy of the package that is not writable and has bytecode, but no kernels, as in a container image."""
+    """Check every command with a copy of the package that is not writable and has bytecode but no kernels, as in a container
+    image.
+    """
     package = tmp_path / "image" / "psnode"
     shutil.copytree(Path(psnode.__file__).parent, package, ignore=shutil.ignore_patterns("*.nb[ci]"))  # kernels, not bytecode
     mine = tmp_path / "mine"

@@ -1,4 +1,4 @@
-"""The k largest values compared with a stable sort; the sample that gives the threshold; non-finite values."""
+"""The k largest values compared with a stable sort; the sample that determines the threshold; values that are not finite."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LONG = 70_001  # sampled, several strips, not a multiple of a row
 
 
 def by_sorting(x: np.ndarray, keep: int) -> np.ndarray:
-    """Return ascending indices of the `keep` largest non-zero magnitudes; among equals, the lowest indices."""
+    """Return the ascending indices of the `keep` largest non-zero magnitudes; among equal magnitudes, the lowest indices."""
     order = np.lexsort((np.arange(x.size), -np.abs(x.astype(float))))[:keep]
     return np.sort(order[x[order] != 0])
 
@@ -82,7 +82,9 @@ def test_the_sample_changes_nothing(seed):
 
 
 def test_a_sample_that_misleads_costs_a_second_scan_and_nothing_else():
-    """Place all large entries where the sample looks, so that too few entries reach the threshold from the sample."""
+    """Check that the result is right if all large entries lie at sampled positions: too few entries then reach the
+    threshold, and a second scan follows.
+    """
     places = sampled(LONG // 64, LONG, KEY)
     x = inputs(LONG)["normal"].copy()
     x[places[::3]] += 100
@@ -151,14 +153,16 @@ def test_the_rank_and_its_ties_are_those_of_a_sort(found, data):
 
 
 def sampled(count: int, size: int, key: np.ndarray) -> np.ndarray:
-    """Return the positions that a sample of `count` out of `size` coordinates reads."""
+    """Return the positions that are read for a sample of `count` out of `size` coordinates."""
     found = np.empty(count, np.uint32)
     places(size, key, STREAM, found)
     return found.astype(int)
 
 
 def test_a_sample_holds_one_coordinate_of_every_stretch_each_as_likely():
-    """Apply a chi-square test to the positions within 1000 stretches of 70 or 71; 1e-4 of seeds would fail."""
+    """Check by a chi-square test that the sampled positions are uniform within 1000 stretches of 70 or 71; 1e-4 of seeds
+    would fail.
+    """
     from scipy.stats import chisquare
 
     places = np.zeros(70, int)
@@ -205,7 +209,9 @@ CUTS = [[0, LONG], [0, 1, 63, 4096, 40_000, LONG], [500, 4596, 4600, 9000], [LON
 @pytest.mark.parametrize("cuts", CUTS)
 @pytest.mark.parametrize("keep", [1, 700, LONG // 2])
 def test_a_sum_of_parts_is_scanned_as_if_they_had_been_added_before(cuts, keep):
-    """Use adjacent parts, with gaps before the first, between two (where one of `cuts` is skipped) and after the last."""
+    """Check that a sum of parts gives the result of the added array. The parts are adjacent, with gaps before the first
+    part, between two of them (where one of `cuts` is skipped) and after the last.
+    """
     x, residual = inputs(LONG)["normal"], inputs(LONG)["heavy tail"].copy()
     spans = [span for i, span in enumerate(itertools.pairwise(cuts)) if i != 2]
     parts = [(start, readonly(x[start:stop].copy())) for start, stop in spans]

@@ -1,4 +1,4 @@
-"""LLVM text and its equivalent in NumPy give the same bits, on random and on hard input."""
+"""Functions written as LLVM text give the same bits as their equivalents in NumPy, on random and on hard input."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def bits_of(value: Any) -> bytes:
 
 
 def assert_same(function: Any, *arguments: Any, run: Callable[..., Any] | None = None) -> None:
-    """Check that results are equal, and that the arrays are equal afterwards."""
+    """Check that the LLVM and the NumPy form of a function return equal results and leave equal arrays."""
 
     def copies() -> list[Any]:
         return [each.copy() if isinstance(each, np.ndarray) else each for each in arguments]
@@ -67,7 +67,7 @@ def assert_same(function: Any, *arguments: Any, run: Callable[..., Any] | None =
 
 
 def hard(dtype: Any, size: int, rng: np.random.Generator) -> Any:
-    """Return numbers, half of which are at the ends of their range."""
+    """Return random numbers of a dtype, half of which are at the ends of its range."""
     if np.dtype(dtype) == F32:
         found = rng.integers(0, 1 << 32, size, dtype=U32)
         chosen = rng.random(size) < 0.5
@@ -86,7 +86,9 @@ def word(dtype: Any, rng: np.random.Generator) -> Any:
 
 
 def floats_for_sums(rng: np.random.Generator) -> tuple[Any, Any]:
-    """Return pairs with at most one NaN: the processor decides which of two NaN payloads a sum keeps."""
+    """Return arrays whose pairs of values contain at most one NaN: of two NaNs, the processor decides which payload a sum
+    keeps.
+    """
     one, other = hard(F32, 128, rng), hard(F32, 128, rng)
     one[np.isnan(other)] = 1
     return one, other
@@ -169,7 +171,9 @@ DEPENDENT = [
 
 
 def test_they_do_on_a_processor_that_has_none_of_the_new_instructions() -> None:
-    """Check the functions whose text depends on the processor, and their NumPy equivalents."""
+    """Check the functions whose text depends on the processor against their NumPy equivalents, on a generic processor
+    without AVX-512.
+    """
     program = f"""
 from psnode.codecs.kernels.llvm.runtime_values import has, rounds_once
 from tests.codecs import test_llvm as test
@@ -243,7 +247,7 @@ def test_operations_and_numpy_give_the_same_bits(name: str) -> None:
 
 
 def operations_of(kind: Any) -> list[Callable[[Any, Any], Any]]:
-    """Return all operations of numbers of a type, with constants before and after the number."""
+    """Return all operations on numbers of a type, with constants before and after the number."""
     one = kind(3)
     found: list[Callable[[Any, Any], Any]] = [
         lambda a, b: a + b,
@@ -351,7 +355,9 @@ def test_lanes_that_move_do_so_in_numpy_too() -> None:
 
 
 def test_numpys_multiply_add_is_rounded_once() -> None:
-    """Compare with exact arithmetic, for denormal results too, and for sums that only a far lower bit moves off a float32 tie."""
+    """Compare NumPy's multiply-add with exact arithmetic, also for denormal results, and for sums that only a far lower bit
+    moves off a float32 tie.
+    """
     rng = np.random.default_rng(4)
     size = 2000
     a, b = ((1 + rng.integers(0, 1 << 12, size) * 2.0**-11).astype(F32) for _ in range(2))
@@ -422,7 +428,9 @@ def test_memory_is_asked_for_ahead_where_that_is_faster(processor: str, asked: b
 
 
 def test_kernels_call_viewed_where_it_takes_the_array() -> None:
-    """Numba compiles a function for ndarray.view, in every process and for every pair of types."""
+    """Check that kernels use `viewed` for arrays: Numba would compile a function for ndarray.view in every process and for
+    every pair of types.
+    """
     numbers_and_tables = {"limit_bits.view", "signed.view", "cells.view", "table.view"}
     found = set()
     for path in PACKAGE.rglob("*.py"):

@@ -1,6 +1,6 @@
 """Stored payloads of the one- and two-bit codecs: today's code writes the same bytes, and NumPy reads the same values.
 
-The payloads are rewritten like those of test__golden.
+REWRITE_GOLDEN=1 rewrites the payloads, as in test__golden.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SPECS = {
 
 
 def scaled_input() -> np.ndarray:
-    """Return fixed_input without the values that would dominate a scale of the whole array."""
+    """Return fixed_input without the values that would dominate a scale shared by the whole array."""
     x = fixed_input()
     x.reshape(-1)[1030:] = 0.25
     return x

@@ -62,13 +62,13 @@ def test_golden_bytes(name: str, spec: str) -> None:
 
 @pytest.mark.parametrize(("bits", "expected"), [(1, 0.3634), (2, 0.1175), (3, 0.03454), (4, 0.009497)])
 def test_gaussian_clusters_reach_the_error_of_lloyd_and_max(bits: int, expected: float) -> None:
-    """Compare with Max, IRE Trans. IT 6, 1960, table I: 2^18 values, clusters found on 65 536 of them, within 2 %."""
+    """Compare with table I of Max, IRE Trans. IT 6, 1960, within 2 %: 2^18 values, with clusters found on 65 536 of them."""
     assert relative_error(f"lss:bits={bits}", gaussian(1 << 18)) == pytest.approx(expected, rel=0.02)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_clusters_are_the_best_partition_there_is(seed: int) -> None:
-    """Try all partitions of 12 sorted values into 4 runs."""
+    """Check lss's clusters against all partitions of 12 sorted values into 4 runs."""
     x = student(12, seed=seed)
     v = np.sort(x.astype(np.float64))
     costs = []
@@ -89,7 +89,9 @@ def test_every_value_is_the_mean_of_those_that_share_it(spec: str) -> None:
 
 @pytest.mark.parametrize("rate", [0.5, 1, 2])
 def test_at_a_rate_the_entropy_of_the_ids_is_kept_and_the_error_is_that_of_theory(rate: float) -> None:
-    """Expect .152, .239, .2545 bit above R(D) at .5, 1, 2 bits (entropy-coded scalar quantisers of a Gaussian), within 3 %."""
+    """Check that the error lies .152, .239 and .2545 bit above the rate-distortion function at rates .5, 1 and 2
+    (entropy-coded scalar quantisers of a Gaussian), within 3 %.
+    """
     x, codec = gaussian(1 << 17), get_codec(f"lss:bits=4,rate={rate}")
     payload = codec.encode(x, KEY)
     shares = np.unique(codec.decode(payload), return_counts=True)[1] / x.size
@@ -128,7 +130,7 @@ def test_zeros_cannot_be_fitted_and_leave_the_codec_as_it_is() -> None:
 
 
 def left(sizes: np.ndarray, counts: np.ndarray, variances: np.ndarray) -> float:
-    """Return the expected squared error that buckets leave."""
+    """Return the expected squared error if clusters of `counts` values with `variances` are spread over `sizes` buckets."""
     return float(np.sum(variances * (counts - sizes * (1 - np.exp(-counts / sizes)))))
 
 
@@ -150,7 +152,9 @@ def test_weighted_sizes_follow_entropy_times_centre() -> None:
 
 @pytest.mark.parametrize("x", [gaussian(40_000), student(40_000)], ids=["gaussian", "student"])
 def test_buckets_leave_the_error_that_was_expected(x: np.ndarray) -> None:
-    """Members fall into buckets at random: compare the sum over 4 clusters with about 1000 buckets within 5 %."""
+    """Compare the squared error over 4 clusters, with about 1000 buckets each, with the expectation for values that fall
+    into buckets at random, within 5 %.
+    """
     codec = get_codec("lss:buckets=0.1")
     payload = codec.encode(x, KEY)
     ids = unpack_planes(payload.body[8 + 16 + 16 + 4 * 4000 :].tobytes(), x.size, 2)
@@ -193,7 +197,9 @@ def test_side_information_that_contradicts_itself_is_refused(at: int, value: int
 
 @pytest.mark.parametrize("bits", [1, 2, 3])
 def test_no_start_of_lloyds_iteration_ends_below_the_clusters_of_a_recorded_gradient(bits: int) -> None:
-    """Run SciPy's k-means from 20 starts on values with 89 % exact zeros, so that cluster sizes are very unequal."""
+    """Check lss's clusters against SciPy's k-means from 20 starts. The values have 89 % exact zeros, so cluster sizes are
+    very unequal.
+    """
     x = recorded().reshape(-1).astype(np.float64)
     best = np.inf
     for seed in range(20):
@@ -203,9 +209,9 @@ def test_no_start_of_lloyds_iteration_ends_below_the_clusters_of_a_recorded_grad
 
 
 def test_a_chain_with_ans_takes_the_entropy_of_the_ids() -> None:
-    """Compare the payload with the entropy of the ids; 89 % of the values are exact zeros.
+    """Check that the payload has the bytes of the ids' entropy and about 120 more, for values with 89 % exact zeros.
 
-    The payload has about 120 further bytes: 40 of headers, 16 of means, 32 of states, and the table of ans.
+    The further bytes are 40 of headers, 16 of means, 32 of states, and the table of ans.
     """
     x, codec = recorded(), get_codec("lss:bits=2+ans")
     payload = codec.encode(x, KEY)
@@ -215,7 +221,7 @@ def test_a_chain_with_ans_takes_the_entropy_of_the_ids() -> None:
 
 
 def originals_codebook(x: np.ndarray) -> str:
-    """Return the published two-bit codebook: separate signs, with the largest 5 % of each sign in their own class."""
+    """Return the published two-bit codebook, in which each sign has two classes: its largest 5 %, and the rest."""
     v = x.reshape(-1).astype(np.float64)
     low, high = np.quantile(v[v < 0], 0.05), np.quantile(v[v >= 0], 0.95)
     return (np.array([low, 0, high]) / np.sqrt(np.mean(v * v))).astype("<f4").tobytes().hex()

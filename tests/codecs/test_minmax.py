@@ -31,7 +31,9 @@ def decoded(x: np.ndarray, bits: int, key: int = 1) -> np.ndarray:
 @pytest.mark.parametrize("bits", WIDTHS)
 @pytest.mark.parametrize("power", [0, -90, 90, 120])
 def test_bytes_equal_an_encoder_in_numpy(bits: int, power: int) -> None:
-    """Compare with NumPy, which adds random 16-bit numbers to fixed-point values; about six of 400 003 coordinates are ties."""
+    """Compare the codes with NumPy, which adds random 16-bit numbers to fixed-point values; about six of 400 003 coordinates
+    are ties.
+    """
     x, key = np.ldexp(gaussian(400_003), power).astype(np.float32), Key.derive(5)
     payload = get_codec(f"minmax:bits={bits}").encode(x, key)
     stated, low, high, codes = minmax_fields(body_of(payload.to_bytes()), x.size)
@@ -64,9 +66,10 @@ def test_every_value_decodes_to_one_of_its_two_neighbours(name: str, bits: int) 
 @pytest.mark.parametrize("bits", WIDTHS)
 @pytest.mark.parametrize("name", INPUTS)
 def test_mean_and_variance_are_those_of_the_formula(name: str, bits: int) -> None:
-    """Check over 500 encodes the sum of f (1 - f) step^2 within 5 %, and the mean over coordinates within 4.5 standard errors.
+    """Check over 500 encodes that the variance is the sum of f (1 - f) step^2 within 5 %, and that the mean over coordinates
+    is right within 4.5 standard errors.
 
-    A share of 7e-6 of the seeds would fail.
+    f is the position of a value between two levels, from 0 to 1. A share of 7e-6 of the seeds would fail.
     """
     x = INPUTS[name].astype(np.float64)
     step = (x.max() - x.min()) / (2**bits - 1)
@@ -78,11 +81,11 @@ def test_mean_and_variance_are_those_of_the_formula(name: str, bits: int) -> Non
 
 
 def test_entries_close_to_a_level_are_not_lost() -> None:
-    """Use a million entries at 1e-5 of the span above the minimum, with one bit: 16 random bits alone would lose a third of
-    the hits.
+    """Check that a million entries at 1e-5 of the span are rounded up as often as expected, with one bit: with only 16
+    random bits, a third of the hits would be lost.
 
-    The sum over 100 encodes counts hits, a Poisson variable. It has to be within 5 standard errors of its mean, which fails for a
-    share of 6e-7 of the seeds.
+    The sum over 100 encodes counts hits, a Poisson variable. It has to be within 5 standard errors of its mean, which fails
+    for a share of 6e-7 of the seeds.
     """
     n, repetitions = 1 << 20, 100
     x = np.full(n, 1e-5, np.float32)

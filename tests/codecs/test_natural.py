@@ -40,7 +40,9 @@ def test_every_value_becomes_one_of_the_powers_of_two_next_to_it(name: str) -> N
 
 @pytest.mark.parametrize("tiny", [2.0**-126, 2.0**-140])
 def test_tiny_values_in_one_row_leave_the_others_alone(tiny: float) -> None:
-    """Use more exponents than float32 has in its normal range, in rows with few exponents each."""
+    """Check that decoded values are next to x, in an array with more exponents than float32's normal range has but few
+    exponents per row.
+    """
     x = gaussian(3 * 512)
     x[7], x[512:1024] = 0, tiny * gaussian(512, seed=1)
     assert_next_to(x)
@@ -58,7 +60,8 @@ def assert_next_to(x: np.ndarray) -> None:
 
 @pytest.mark.parametrize("name", INPUTS)
 def test_mean_and_variance_are_those_of_an_unbiased_choice_and_omega_is_at_most_an_eighth(name: str) -> None:
-    """Check for 1500 keys that the squared error is within 5 % of (2b - |x|)(|x| - b), where b is the power of two below |x|.
+    """Check over 1500 keys that the squared error is within 5 % of (2b - |x|)(|x| - b), where b is the power of two at or
+    below |x|.
 
     The means of 8 classes by magnitude are within 4 standard errors of x; 2e-3 of seeds would fail.
     """
@@ -74,7 +77,7 @@ def test_mean_and_variance_are_those_of_an_unbiased_choice_and_omega_is_at_most_
 
 
 def test_the_worst_value_has_an_omega_of_an_eighth() -> None:
-    """Use 4/3 of a power of two: the variance is (2 - 4/3)(4/3 - 1) = 2/9 = (4/3)^2 / 8."""
+    """Check 4/3 of a power of two, the worst value: its variance is (2 - 4/3)(4/3 - 1) = 2/9 = (4/3)^2 / 8."""
     x = np.full(1 << 16, np.float32(4 / 3))
     error = CODEC.decode(CODEC.encode(x, KEY)).astype(np.float64) - x
     assert np.sum(error**2) / np.sum(x.astype(np.float64) ** 2) == pytest.approx(1 / 8, rel=0.02)
@@ -82,7 +85,9 @@ def test_the_worst_value_has_an_omega_of_an_eighth() -> None:
 
 @pytest.mark.parametrize("scale", [2.0**-140, 1.0, 2.0**120])
 def test_the_law_is_the_same_at_every_scale_of_float32(scale: float) -> None:
-    """Use multiples of 2^-149 and 2^scale: rounded up with probability `fraction`, within 4 standard errors each."""
+    """Check that scale * (1 + fraction) is rounded up with probability `fraction`, at scales from 2^-140 to 2^120, within 4
+    standard errors each.
+    """
     for fraction in (0.25, 0.5, 0.875):
         x = np.full(1 << 16, np.float32(scale * (1 + fraction)))
         share = np.mean(CODEC.decode(CODEC.encode(x, KEY)) == np.float32(2 * scale))
@@ -149,7 +154,9 @@ def test_exponents_that_float32_has_not_are_refused(top: int, exponents: int) ->
 
 @pytest.mark.parametrize("top", [105, 50, 0, -40, -120])
 def test_powers_of_two_down_to_the_smallest_that_float32_has_come_back(top: int) -> None:
-    """Code 2^top to 2^-149 in one block: at most 255 exponents, the lowest of which float32 cannot divide exactly."""
+    """Check that 2^top to 2^-149, coded in one block, are decoded exactly: at most 255 exponents, the lowest of which
+    float32 cannot divide exactly.
+    """
     x = np.ldexp(1.0, np.arange(-149, top + 1)).astype(np.float32)
     for number in range(5):
         np.testing.assert_array_equal(CODEC.decode(CODEC.encode(x, Key.derive(number))), x)

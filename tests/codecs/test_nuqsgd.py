@@ -50,7 +50,8 @@ def test_every_value_becomes_one_of_its_two_neighbours(name: str, sampled: Calla
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", INPUTS)
 def test_mean_and_variance_are_those_of_an_unbiased_choice(name: str, sampled: Callable[..., list[tuple[int, str]]]) -> None:
-    """Check 1500 keys: squared error within 5 % of theory; the means of 8 classes by magnitude within 4 standard errors.
+    """Check over 1500 keys that the squared error is within 5 % of theory, and that the means of 8 classes by magnitude are
+    within 4 standard errors.
 
     A share of 1.2e-2 of the seeds would fail one of the 192 means.
     """
@@ -67,9 +68,10 @@ def test_mean_and_variance_are_those_of_an_unbiased_choice(name: str, sampled: C
 
 
 def test_entries_far_below_the_smallest_level_are_kept_on_average() -> None:
-    """Use a million entries of 1e-4 of the norm, which is within 3e-6 of the largest entry.
+    """Check that the mean of a million entries of 1e-4 of the norm is kept within 4 standard errors, which are 1.7 % of its
+    value.
 
-    Their mean is within 4 standard errors, which are 1.7 % of its value.
+    The norm is within 3e-6 of the largest entry.
     """
     x = np.full(1 << 20, np.float32(1e-4))
     x[::512] = 1.0
@@ -81,7 +83,9 @@ def test_entries_far_below_the_smallest_level_are_kept_on_average() -> None:
 
 @pytest.mark.parametrize("scale", [1.0, 1e-30, 1e30])
 def test_the_scale_of_a_bucket_changes_nothing_but_the_scale(scale: float) -> None:
-    """Check that scaling by powers of two commutes with every operation, inside and outside the range computed in float32."""
+    """Check that scaling a bucket by a power of two scales the decoded values, inside and outside the range that is computed
+    in float32.
+    """
     power = np.float32(2.0 ** np.round(np.log2(scale)))
     codec = get_codec("nuqsgd")
     x = gaussian(2048)
@@ -92,7 +96,7 @@ def test_the_scale_of_a_bucket_changes_nothing_but_the_scale(scale: float) -> No
 @pytest.mark.parametrize("fraction", [0.25, 0.875])
 @pytest.mark.parametrize("level", [0, 58])
 def test_where_sixteen_bits_end_in_a_tie_the_rest_of_the_value_decides(level: int, fraction: float) -> None:
-    """Use rows in which all values except the largest are ties.
+    """Check how ties are rounded, in rows in which all values except the largest are ties.
 
     The share of values that are rounded up is `fraction`, within 4 standard errors; 6e-5 of seeds would fail.
     """
@@ -112,7 +116,9 @@ def test_where_sixteen_bits_end_in_a_tie_the_rest_of_the_value_decides(level: in
 
 @pytest.mark.parametrize("levels", [1, 2, 6, 7, 14, 62])
 def test_the_payload_has_the_stated_bits(levels: int) -> None:
-    """Encode with few of the levels, since kernels must be compiled for each; the kernels of all write the program's bytes."""
+    """Check the size of payloads. Only a few numbers of levels are encoded, since each needs compiled kernels; for the
+    others the program states its size.
+    """
     bits = int(np.ceil(np.log2(2 * levels + 3)))
     stated = 8 + 4 * 10 + 5120 * bits // 8
     codec = Nuqsgd(levels=levels, norm="l2" if levels == 7 else "max")
@@ -139,7 +145,7 @@ def test_golden_bytes(spec: str) -> None:
 
 
 def rows_of_one_size(scale: float) -> Floats:
-    """Return rows of 512 with maximum `scale`, and a shorter last row, so that buckets of any size have this norm=max."""
+    """Return rows of 512 with maximum `scale`, and a shorter last row, so that buckets of any size have this norm if norm=max."""
     x = np.clip(gaussian(5 * 512 + 100), -3, 3)
     x[::512], x[1::512], x[2::512] = 3, 0, 2.0**-30
     return (x / np.float32(3) * np.float32(scale)).astype(np.float32)
@@ -149,7 +155,7 @@ def rows_of_one_size(scale: float) -> Floats:
 @pytest.mark.parametrize("levels", [1, 7, 62])
 @pytest.mark.parametrize("scale", [0.0, 2.0**-140, 1.7, 2.0**100])
 def test_rows_of_larger_buckets_are_coded_as_buckets_of_512(scale: float, levels: int) -> None:
-    """Compare the rows of buckets of 512 and of 1024 with the same norms."""
+    """Check that buckets of 512 and of 1024 with equal norms give the same codes, decoded values, errors and sums."""
     x = rows_of_one_size(scale)
     found = []
     for bucket, norm_count in ((512, 6), (1024, 3)):

@@ -21,7 +21,7 @@ def decoded(x: np.ndarray, key: int = 1) -> np.ndarray:
 
 
 def classes(x: np.ndarray, key: int = 1) -> np.ndarray:
-    """Return the mask of the negative coordinates; random bits decide for zeros."""
+    """Return the mask of the coordinates in the negative class; random bits decide for zeros."""
     return np.where(x == 0, coins(Key.derive(key).words, ONEBIT, x.size), np.signbit(x)).astype(bool)
 
 
@@ -64,7 +64,9 @@ def test_two_values_are_exact(x: np.ndarray) -> None:
 
 
 def test_few_small_positives_are_not_lost_among_many_large_negatives() -> None:
-    """Use 1e-6 beside a million values of -1: a mean computed as the difference of two sums would lose it."""
+    """Check that 1e-6 among a million values of -1 is decoded exactly: a mean computed as the difference of two sums would
+    lose it.
+    """
     x = np.full(1 << 20, -1, np.float32)
     x[12345] = 1e-6
     y = decoded(x)
@@ -81,7 +83,8 @@ def test_means_are_right_at_any_scale(scale: float) -> None:
 
 
 def test_zeros_go_to_either_class_alike_often() -> None:
-    """Check 4608 zeros of a real gradient over 200 keys: within 4.5 standard errors, each and in total.
+    """Check that 4608 zeros of a real gradient go to each class equally often over 200 keys, within 4.5 standard errors,
+    each and in total.
 
     A share of 3 % of the seeds would fail.
     """

@@ -38,7 +38,9 @@ def pages_of(address: int, size: int) -> int:
 @pytest.mark.skipif(not SMAPS.exists(), reason="needs Linux's /proc")
 @pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="this kernel has no large pages")
 def test_large_pages_are_asked_for_where_the_system_has_them() -> None:
-    """Check the flags; shared memory (sh) has small pages unless an administrator has changed this."""
+    """Check that the kernel's flags request large pages; shared memory (sh) has small pages unless an administrator has
+    changed this.
+    """
     pages = Pages(SIZE)
     found = flags_of(pages.raw.__array_interface__["data"][0])
     assert "hg" in found and "sh" not in found
@@ -70,6 +72,8 @@ def test_a_vector_of_no_length_has_no_pages() -> None:
 @pytest.mark.skipif(not SMAPS.exists(), reason="needs Linux's /proc")
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="MAP_NORESERVE is known on these")
 def test_a_process_is_promised_nothing_that_it_has_not_written() -> None:
-    """Check the flag nr (not reserved): otherwise a process whose pages exceed the memory could not be forked."""
+    """Check that memory is not reserved before it is written (flag nr): otherwise a process whose pages exceed the memory
+    could not be forked.
+    """
     pages = Pages(SIZE)
     assert "nr" in flags_of(pages.raw.__array_interface__["data"][0])

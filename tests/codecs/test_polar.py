@@ -40,7 +40,7 @@ def test_a_decoder_in_numpy_reads_the_same(rate: float, size: int) -> None:
 
 
 def test_full_lanes_and_several_scales_are_read_the_same() -> None:
-    """Use superblocks of 32 blocks of 2^12 and of 2^10 values, one of them all zeros."""
+    """Check decoding against the reader for superblocks of 32 blocks of 2^12 and of 2^10 values, one of which is all zeros."""
     x = gaussian(32 * 4096 + 32 * 1024 + 700)
     x[65536:131072] *= 100
     x[131072 : 131072 + 32768] = 0
@@ -52,8 +52,8 @@ def test_full_lanes_and_several_scales_are_read_the_same() -> None:
 
 
 def scales(outputs: int) -> np.ndarray:
-    """Return scales of a gradient of 3 x 3 taps (largest centre) with 64 inputs: alike in groups of 8
-    outputs, every fourth zero.
+    """Return standard deviations like those of a convolution's gradient: 3 x 3 taps (largest centre), 64 inputs, equal in
+    groups of 8 outputs, every fourth group zero.
     """
     taps = np.array([0.05, 0.2, 0.05, 0.2, 1, 0.2, 0, 0.2, 0.05])
     eights = np.arange(outputs) // 8
@@ -69,7 +69,9 @@ def convolution(outputs: int) -> np.ndarray:
 
 @pytest.mark.parametrize("rate", RATES[:-1])
 def test_sorted_groups_are_read_the_same(rate: float) -> None:
-    """Use one chunk in the order of the taps, an incomplete chunk in another order, and some outliers."""
+    """Check decoding against the reader for one chunk in the order of the taps, an incomplete chunk in another order, and
+    some outliers.
+    """
     x = np.concatenate([convolution(114).reshape(-1)[:65536], gaussian(5000, seed=1) * 0.5])
     x[::1500] *= 30
     codec = get_codec(f"polar:rate={rate}")
@@ -79,7 +81,9 @@ def test_sorted_groups_are_read_the_same(rate: float) -> None:
 
 
 def test_values_far_out_do_not_decide_the_error() -> None:
-    """Make one value in 1000 a hundred times larger: 20 dB at two bits, where a Gaussian source has 12 dB."""
+    """Check the error at two bits if one value in 1000 is a hundred times larger: it is 20 dB below the signal, where a
+    Gaussian source has 12 dB.
+    """
     x, rare = convolution(512).reshape(-1).copy(), np.arange(0, 294912, 1000)
     x[rare] = 100 * np.sign(x[rare] + 0.5)
     codec = get_codec("polar:rate=2")
@@ -91,7 +95,7 @@ def test_values_far_out_do_not_decide_the_error() -> None:
 
 
 def test_more_bits_never_leave_more_of_a_convolution_with_values_far_out() -> None:
-    """Check that a higher rate never increases the error by more than a tenth, for values with outliers.
+    """Check that a higher rate never increases the error by more than a tenth, for a convolution with outliers.
 
     Only sorted groups send outliers one by one, although sorting saves no bits at rate 4.
     """
@@ -108,7 +112,9 @@ def test_more_bits_never_leave_more_of_a_convolution_with_values_far_out() -> No
 
 @pytest.mark.parametrize("rate", [0.5, 1])
 def test_what_sorted_groups_leave_of_a_convolution(rate: float) -> None:
-    """Compare with reverse water-filling, which knows each standard deviation s (rates log2(s / d), or 0), within .35 bit."""
+    """Check that the rate is within .35 bit of reverse water-filling, which knows each standard deviation s and spends
+    log2(s / d) bits on it, or 0.
+    """
     x, powers = convolution(512), scales(512).reshape(-1) ** 2
     codec = get_codec(f"polar:rate={rate}")
     payload = codec.encode(x, KEY)
@@ -127,7 +133,12 @@ def test_rotated_values_are_read_the_same(size: int) -> None:
 
 
 def test_rotated_values_have_an_omega_of_two_fifths_at_one_bit() -> None:
-    """Check the error of the mean of 100 decodes too: it is omega / 100 ||x||^2, up to a share of 1 / sqrt(2^14)."""
+    """Check that omega is two fifths at one bit, and that the mean of 100 decodes has the error omega / 100
+
+    x
+
+    ^2, up to a share of 1 / sqrt(2^14).
+    """
     x = (student(32 * 1024) ** 3).astype(np.float32)
     codec = get_codec("polar:rotate=true")
     mean, omegas, sizes, rounds = np.zeros(x.size), [], [], 100
@@ -144,7 +155,9 @@ def test_rotated_values_have_an_omega_of_two_fifths_at_one_bit() -> None:
 
 
 def test_two_rotated_values_come_out_too_alike_so_that_nothing_is_claimed() -> None:
-    """Show that (2, 1, 0, ...) decodes to (1.96, 1.08) on average, within five standard errors; 1e-6 of seeds would fail."""
+    """Check that (2, 1, 0, ...) decodes to (1.96, 1.08) on average, by five standard errors, and that the codec does not
+    claim to be unbiased; 1e-6 of seeds would fail.
+    """
     x = np.zeros(192, np.float32)
     x[:2] = 2, 1
     codec = get_codec("polar:rotate=true")
@@ -159,7 +172,7 @@ def test_two_rotated_values_come_out_too_alike_so_that_nothing_is_claimed() -> N
 
 
 def test_long_blocks_are_read_the_same() -> None:
-    """Check that sorted groups limit blocks to 2^14 values, whatever block length is configured."""
+    """Check decoding against the reader for a block length of 2^16: sorted groups limit blocks to 2^14 values."""
     codec = get_codec("polar:block=65536")
     payload = codec.encode(convolution(228).reshape(-1), KEY)
     np.testing.assert_array_equal(codec.decode(payload), read_polar(payload.to_bytes()))
@@ -205,7 +218,7 @@ for spec in sys.argv[2:]:
 
 @pytest.mark.long
 def test_a_processor_without_vector_instructions_writes_and_reads_the_same(tmp_path: Path) -> None:
-    """Use all 32 lanes, and fewer lanes."""
+    """Check that a generic processor writes and decodes the same bytes, with all 32 lanes and with fewer."""
     specs = ["polar:rate=2,block=1024,prior=gaussian", "polar", "polar:rotate=true", "topk:ratio=0.1+polar:rate=0.5"]
     np.save(tmp_path / "x.npy", student(32 * 1024 + 2500))
     command = [sys.executable, "-c", OTHER_PROCESSOR, str(tmp_path / "x.npy"), *specs]
@@ -230,7 +243,8 @@ def gaps(x: np.ndarray, decoded: np.ndarray, bits: float, block: int) -> tuple[f
 
 @pytest.mark.parametrize(("rate", "most"), [(1, 0.32), (2, 0.34)])
 def test_the_gap_to_the_rate_distortion_function_of_blocks_of_1024(tmp_path: Path, rate: int, most: float) -> None:
-    """Use 1024 blocks, with bits counted from the bytes that another process decodes; no block misses by 1 dB.
+    """Check the gap over 1024 blocks, with bits counted from the bytes that another process decodes. No block is worse than
+    the mean by 1 dB.
 
     The mean over these blocks has a standard error of .008 dB; docs/results has a measurement with more blocks.
     """
@@ -252,7 +266,9 @@ def test_what_is_left_is_never_longer_than_the_vector(name: str, rate: float) ->
 
 @pytest.mark.parametrize("size", [5, 4096, 50_000])
 def test_no_input_takes_more_bytes_than_stated(size: int) -> None:
-    """Use values that the prior considers least likely; after its budget the coder follows the prior."""
+    """Check the payload size for values that the prior considers least likely; once its budget of bits is used up, the coder
+    follows the prior.
+    """
     codec = get_codec("polar")
     hostile = [np.resize([4.0, -4.0, 0.1], size), np.resize([3.0, 3.0, 3.0, -0.01], size), np.ones(size)]
     for x in hostile:
@@ -264,7 +280,9 @@ def test_no_input_takes_more_bytes_than_stated(size: int) -> None:
 
 @pytest.mark.parametrize("rate", RATES)
 def test_bits_a_coordinate_are_the_nominal_rate(rate: float) -> None:
-    """Allow .03 bit: MAP decisions cost slightly more than the design states, and each of 32 streams has an end."""
+    """Check that the bits per coordinate are within .03 of the rate: MAP decisions cost slightly more than the design
+    states, and each of 32 streams has an end.
+    """
     x = gaussian(32 * 4096, seed=4)
     payload = get_codec(f"polar:rate={rate},block=4096").encode(x, KEY)
     assert 8 * payload.nbytes / x.size == pytest.approx(rate, abs=0.03)
@@ -321,7 +339,9 @@ def test_fields_that_are_not_there_are_refused(at: int, change: int, reason: str
 
 
 def test_the_designs_are_those_of_their_edition() -> None:
-    """Check the hash: a changed design decodes other values from the same bytes, so raise designs.EDITION with the hash here."""
+    """Check the hash of the designs. A changed design decodes other values from the same bytes, so change designs.EDITION
+    together with the hash.
+    """
     found = hashlib.sha256()
     for rate in RATES:
         for log_length in designs.LENGTHS:
@@ -357,7 +377,7 @@ def _rows(llrs: np.ndarray, pairs: int) -> None:
 
 
 def test_the_check_node_is_within_three_hundredths_of_a_nat() -> None:
-    """Compare with f(a, b) = 2 artanh(tanh(a / 2) tanh(b / 2)), computed as a sum of logarithms."""
+    """Check the decoder's check node against f(a, b) = 2 artanh(tanh(a / 2) tanh(b / 2)), computed as a sum of logarithms."""
     pairs = 512
     rng = np.random.default_rng(1)
     llrs = np.zeros((2 * 2 * pairs, LANES), np.int16)

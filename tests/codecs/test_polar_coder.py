@@ -38,12 +38,12 @@ def _read(llrs: Llrs, bits: Masks, table: Words16, reader: WordReader, lanes: in
 
 
 def packed(bits: np.ndarray) -> Masks:
-    """Pack rows of up to 32 bits into words."""
+    """Pack rows of up to 32 bits into one word per row."""
     return np.asarray((bits.astype(np.uint64) << np.arange(bits.shape[1], dtype=np.uint64)).sum(axis=1), np.uint32)
 
 
 def written(llrs: np.ndarray, bits: np.ndarray) -> Words16:
-    """Encode bits of shape (rows, lanes), and return the words."""
+    """Encode bits of shape (rows, lanes), and return the words that hold them."""
     lanes = bits.shape[1]
     words = np.zeros(2 * bits.size, np.uint16)
     out = writer(words, lanes)
@@ -74,7 +74,9 @@ def some_llrs(lanes: int, largest: int) -> np.ndarray:
 @pytest.mark.parametrize("lanes", [1, 5, 32])
 @pytest.mark.parametrize("bits", ["likely", "unlikely", "random"])
 def test_the_oracle_reads_what_is_written_and_the_reader_too(lanes: int, bits: str) -> None:
-    """Include unlikely bits, each of which takes up to 14 bits of the stream, more than the log holds."""
+    """Check that the oracle and psnode's reader both decode the written bits. Unlikely bits take up to 14 bits of the stream
+    each, more than the log holds.
+    """
     llrs = some_llrs(lanes, 2000)
     likely = llrs < 0
     wanted = {"likely": likely, "unlikely": ~likely, "random": np.random.default_rng(1).random(llrs.shape) < 0.5}[bits]
@@ -89,7 +91,9 @@ def test_the_oracle_reads_what_is_written_and_the_reader_too(lanes: int, bits: s
 
 @pytest.mark.parametrize("lanes", [1, 32])
 def test_a_carry_goes_back_through_many_words_of_every_lane(lanes: int) -> None:
-    """Use codes just above 1/2: the output is 7FFF FFFF FFFF ... until the interval is known to lie above."""
+    """Check codes just above 1/2: the output is 7FFF FFFF FFFF ... until the interval is known to lie above 1/2, and the
+    carry then changes all these words.
+    """
     llrs = some_llrs(lanes, 300)
     codes = np.zeros(2 * lanes + ROWS * lanes, np.uint16)
     codes[: 2 * lanes : 2] = 0x8000

@@ -45,8 +45,12 @@ def spread(norms: np.ndarray, bucket: int, size: int) -> np.ndarray:
 
 
 def variance(x: np.ndarray, levels: int, bucket: int, norm: str) -> float:
-    """Return E||Q(x) - x||^2: a coordinate at f above a level is rounded up with probability f, variance f (1
-    - f) (norm / s)^2.
+    """Return the variance E
+
+    Q(x) - x
+
+    ^2. A coordinate at a distance f above a level is rounded up with probability f, which gives a variance of f (1 - f)
+    (norm / s)^2 for s levels.
     """
     total = 0.0
     for start in range(0, x.size, bucket):
@@ -59,7 +63,9 @@ def variance(x: np.ndarray, levels: int, bucket: int, norm: str) -> float:
 
 @pytest.mark.parametrize(("spec", "levels", "bucket", "norm"), FORMS)
 def test_bytes_equal_an_encoder_in_numpy(spec: str, levels: int, bucket: int, norm: str) -> None:
-    """Compare with NumPy, which adds random 16-bit numbers to fixed-point values; about six of 400 003 coordinates are ties."""
+    """Compare the codes with NumPy, which adds random 16-bit numbers to fixed-point values; about six of 400 003 coordinates
+    are ties.
+    """
     x = student(400_003)
     key = Key.derive(5)
     stated_levels, stated_bucket, norms, codes = parts_of(get_codec(spec).encode(x, key))
@@ -93,9 +99,10 @@ def test_norms_are_those_of_the_buckets(spec: str, levels: int, bucket: int, nor
 @pytest.mark.parametrize(("spec", "levels", "bucket", "norm"), FORMS)
 @pytest.mark.parametrize("make", [gaussian, student, lambda n: recorded().reshape(-1)[:n]])
 def test_variance_is_that_of_the_formula(spec: str, levels: int, bucket: int, norm: str, make: object) -> None:
-    """Compare the formula with the mean squared error of 300 encodes (within 5 %), and for the L2 norm with the paper's bound.
+    """Compare the formula with the mean squared error of 300 encodes (within 5 %), and for the L2 norm with the paper's
+    bound.
 
-    The bound is min(B / s^2, sqrt(B) / s) times the squared norm of the input, for buckets of B values and s levels.
+    For buckets of B values and s levels, the bound is min(B / s^2, sqrt(B) / s) times the squared norm of the input.
     """
     x = make(5000)  # type: ignore[operator]
     codec = get_codec(spec)
@@ -109,9 +116,11 @@ def test_variance_is_that_of_the_formula(spec: str, levels: int, bucket: int, no
 
 @pytest.mark.parametrize("share", [1e-4, 1e-5])
 def test_entries_far_below_the_smallest_level_are_not_lost(share: float) -> None:
-    """Use a million entries of 1e-4 or 1e-5 of the norm and one level: 16 random bits alone would lose 8 % or all of them.
+    """Check that a million entries of 1e-4 or 1e-5 of the norm are rounded up as often as expected: with 16 random bits, 8 %
+    or all hits would be lost.
 
-    The sum over 200 encodes counts hits, a Poisson variable: within 5 standard errors; a share of 6e-7 of the seeds would fail.
+    The sum over 200 encodes counts hits, a Poisson variable: within 5 standard errors; a share of 6e-7 of the seeds would
+    fail.
     """
     n, repetitions = 1 << 20, 200
     x = np.full(n, share, np.float32)
@@ -124,8 +133,8 @@ def test_entries_far_below_the_smallest_level_are_not_lost(share: float) -> None
 
 
 def test_rounding_is_independent_between_coordinates() -> None:
-    """Check correlations of the halves of a word, of neighbours and of equal positions of two blocks, within
-    5 standard errors.
+    """Check that the roundings of neighbours, of the two halves of a word, and of equal positions in two blocks are
+    uncorrelated, within 5 standard errors.
     """
     n = 1 << 18
     x = np.full(n, 0.5, np.float32)
@@ -166,7 +175,9 @@ def test_bytes_are_exact_codes_and_one_norm_a_bucket(spec: str, levels: int, buc
     seed=st.integers(0, 2**64 - 1),
 )
 def test_every_code_is_next_to_its_value(x: np.ndarray, levels: int, bucket: int, norm: str, seed: int) -> None:
-    """Check for any values that the code is floor or ceil of v s / norm, and that the decoded value has the sign of v."""
+    """Check for any values v that the code is the floor or ceiling of v s / norm for s levels, and that the decoded value
+    has the sign of v.
+    """
     codec = get_codec(f"qsgd:levels={levels},bucket={bucket},norm={norm}")
     payload = codec.encode(x, Key.derive(seed))
     norms, codes = parts_of(payload)[2:]
@@ -188,7 +199,9 @@ FITTED = ["qsgd", "qsgd:norm=max,levels=3", "qsgd:bucket=1024", "qsgd:levels=300
 @pytest.mark.parametrize("spec", FITTED)
 @pytest.mark.parametrize("scale", [1.0, 1e-6, 1e-30, 1e30])
 def test_factors_scale_every_bucket_to_its_least_squared_error(spec: str, scale: float) -> None:
-    """Compare with the unbiased payload: only the norms differ, by the factor <x, y> / <y, y> of its decoded y in NumPy."""
+    """Check that fitted buckets differ from unbiased ones only in their norms, by the factor <x, y> / <y, y> for the decoded
+    y, computed by NumPy.
+    """
     x = (student(5003) * scale).astype(np.float32)
     x[1536:2048] = 0
     plain = get_codec(spec)
@@ -208,7 +221,9 @@ def test_factors_scale_every_bucket_to_its_least_squared_error(spec: str, scale:
 
 @pytest.mark.parametrize("spec", FITTED)
 def test_the_error_of_fitted_buckets_is_left_behind_to_the_bit(spec: str) -> None:
-    """Write the error over x and elsewhere, for ordinary and extreme norms and for a bucket without a gradient."""
+    """Check that the error equals x - decode(payload), written over x or elsewhere, for ordinary and extreme norms and for a
+    bucket without a gradient.
+    """
     codec, x = replace(get_codec(spec), factors=True), student(70_003)
     x[512:1024] = 0
     x[3000:5000] *= np.float32(1e-25)

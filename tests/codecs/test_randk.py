@@ -83,8 +83,8 @@ def test_a_decoder_needs_no_setting():
 
 @pytest.mark.parametrize("ratio", [0.02, 0.1, 0.6])
 def test_the_mean_of_decodes_is_x_and_omega_is_d_over_k_minus_one(ratio):
-    """Compare classes of coordinates (largest, middle, smallest magnitudes, zeros, all), and single
-    coordinates within 5 sigma.
+    """Check the mean of 4000 decodes: in sums over classes of coordinates (largest, middle, smallest magnitudes, zeros, all)
+    and, within 5 sigma, for single coordinates.
     """
     size = 300
     x = rng(2).standard_t(3, size).astype(np.float32)

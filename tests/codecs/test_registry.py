@@ -37,7 +37,9 @@ def concrete_classes() -> set[type]:
 
 
 def test_every_class_is_registered_and_every_entry_is_a_class() -> None:
-    """Exempt Chain, which specs with + build and which is not a stage."""
+    """Check that the table lists exactly the classes of the modules, apart from Chain, which specs with + build and which is
+    not a stage.
+    """
     registered = {table.load(name) for name, entry in STAGES.items() if entry.target}
     assert {found for found in concrete_classes() if not issubclass(found, Chain)} == registered
 
@@ -68,7 +70,9 @@ def test_every_id_works_bare(name: str) -> None:
 
 
 def test_names_of_schemes_that_are_no_codecs_answer_with_their_codec() -> None:
-    """Compare table.SCHEMES with the schemes of the configuration, which the codecs cannot import."""
+    """Check that table.SCHEMES agrees with the schemes of the configuration, which the codecs cannot import, and that the
+    error names the scheme's codec.
+    """
     schemes = {name: scheme.codec for name, scheme in NAMES.items() if name not in available()}
     assert schemes == table.SCHEMES
     for name, codec in schemes.items():

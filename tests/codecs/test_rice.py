@@ -32,7 +32,7 @@ def test_an_independent_reader_agrees(case: tuple[np.ndarray, int]) -> None:
 
 @pytest.mark.parametrize("ratio", [0.2, 0.5, 0.8, 0.95])
 def test_the_length_is_that_of_the_best_golomb_rice_code(ratio: float) -> None:
-    """Try all k, with the textbook lengths and symbols ranked by frequency."""
+    """Compare the coded length with the least textbook length over all k, for symbols ranked by frequency."""
     codes = drawn(geometric(120, ratio), 100_000)
     counts = np.sort(np.bincount(codes))[::-1]
     ranks, width = np.arange(counts.size), int(counts[counts > 0].size - 1).bit_length()
@@ -45,7 +45,9 @@ def test_the_length_is_that_of_the_best_golomb_rice_code(ratio: float) -> None:
 
 @pytest.mark.parametrize("ratio", [0.5, 0.75, 0.9, 0.97])
 def test_geometric_symbols_cost_at_most_four_percent_more_than_their_entropy(ratio: float) -> None:
-    """Compare with Gallager and van Voorhis, 1975: the best Golomb code loses little, powers of two a little more."""
+    """Check the bound that follows from Gallager and van Voorhis, 1975: the best Golomb code loses little, and powers of two
+    lose a little more.
+    """
     codes = drawn(geometric(250, ratio), 1 << 18)
     assert 8 * coded(codes, 250).size <= 1.04 * codes.size * entropy(codes) + 8 * 300
 
@@ -100,7 +102,7 @@ def test_cut_longer_or_other_numbers_are_refused(case: int) -> None:
 
 @pytest.mark.parametrize(("parameter", "valid"), [(14, True), (15, True), (16, False), (17, False)])
 def test_a_parameter_above_fifteen_is_refused(parameter: int, valid: bool) -> None:
-    """Code one symbol of rank 0 seven times: each takes a zero bit and k further zero bits, for any k."""
+    """Check valid and refused parameters k. The payload codes the most frequent symbol seven times, each as 1 + k zero bits."""
     bits = 7 * (1 + parameter)
     words = np.array([bits, parameter << 16, 9, *[0] * -(-bits // 32)], np.uint32)
     if valid:

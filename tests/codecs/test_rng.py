@@ -89,7 +89,9 @@ def test_parts_of_a_key_are_bounded() -> None:
 
 
 def test_bits_are_unbiased_and_uncorrelated() -> None:
-    """Check 2^22 bits per position: frequencies within 5 standard errors of 1/2, neighbours uncorrelated (2e-5 of seeds fail)."""
+    """Check 2^22 bits: in each of the 32 positions the frequency is within 5 standard errors of 1/2, and neighbours are
+    uncorrelated (2e-5 of seeds fail).
+    """
     drawn = words(np.array([1, 2], np.uint64), 9, 1 << 15).reshape(-1)
     bits = (drawn[:, None] >> np.arange(32, dtype=np.uint32)) & 1
     limit = 5 * 0.5 / np.sqrt(drawn.size)

@@ -42,7 +42,20 @@ def test_magnitudes_are_the_means_of_the_buckets_and_signs_those_of_the_coordina
 @pytest.mark.parametrize("bucket", [0, 100, 4096])
 @pytest.mark.parametrize("name", INPUTS)
 def test_the_squared_error_is_that_of_the_identity(name: str, bucket: int) -> None:
-    """Check ||v - w||^2 = ||v||^2 - ||v||_1^2 / B in every bucket, with and without zeros."""
+    """Check
+
+    v - w
+
+    ^2 =
+
+    v
+
+    ^2 -
+
+    v
+
+    _1^2 / B in every bucket v of B values, decoded to w, with and without zeros.
+    """
     x = INPUTS[name].astype(np.float64)
     size = bucket or x.size
     parts = [x[start : start + size] for start in range(0, x.size, size)]
@@ -51,7 +64,9 @@ def test_the_squared_error_is_that_of_the_identity(name: str, bucket: int) -> No
 
 
 def test_a_gaussian_shrinks_to_one_minus_two_over_pi() -> None:
-    """Check alpha = 1 - (E|x|)^2 = .3634 for a million coordinates within 1 %, 10 standard errors."""
+    """Check that a million coordinates leave the share alpha = 1 - (E|x|)^2 = .3634 of their energy, within 1 %, which is 10
+    standard errors.
+    """
     x = gaussian(1_000_000)
     assert np.mean((x.astype(np.float64) - decoded(x)) ** 2) / np.mean(x.astype(np.float64) ** 2) == pytest.approx(
         1 - 2 / math.pi, rel=0.01
@@ -73,7 +88,7 @@ def test_full_scale_does_not_overflow() -> None:
 
 
 def test_tiny_coordinates_keep_their_sign_beside_full_scale_ones() -> None:
-    """Check that signs survive although the sums are repeated at a scale where 1e-45 is 0."""
+    """Check that -1e-45 keeps its sign beside 3e38: the sums overflow and are repeated at a scale where 1e-45 is 0."""
     x = np.where(np.arange(5000) % 2, np.float32(3e38), np.float32(-1e-45)).astype(np.float32)
     np.testing.assert_array_equal(np.sign(decoded(x)), np.sign(x))
 
@@ -94,7 +109,9 @@ def test_an_array_of_zeros_decodes_to_zeros(bucket: int) -> None:
 
 
 def test_feedback_returns_what_dead_coordinates_were_given() -> None:
-    """Take 300 steps of a gradient that is mostly 0: sums at dead coordinates stay within one magnitude, and average to 0."""
+    """Check 300 steps of a gradient that is mostly 0: where it is 0, the sums of decoded values stay within one magnitude of
+    0, and average to 0.
+    """
     gradient = recorded().reshape(-1)
     codec, residual, total = get_codec("scaledsign"), np.zeros(gradient.size, np.float32), np.zeros(gradient.size)
     most = 0.0

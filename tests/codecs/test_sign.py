@@ -51,7 +51,7 @@ def test_the_largest_numbers_are_finite_though_their_sum_is_not() -> None:
 
 
 def test_zeros_do_not_drift() -> None:
-    """Take 400 steps with new keys, in which the sums at the 4608 zeros are fair random walks.
+    """Check 400 steps with new keys: the sums of decoded signs at the 4608 zeros are fair random walks.
 
     Each sum, and their total, is within 4.5 standard errors of 0; 3 % of seeds would fail.
     """
@@ -69,8 +69,8 @@ def test_zeros_do_not_drift() -> None:
 
 
 def test_coins_of_neighbours_steps_and_workers_are_independent() -> None:
-    """Check correlations of 20 000 random bits for lags up to 600 and other keys, within 5 standard errors
-    (4e-4 of seeds fail).
+    """Check that the 20 000 random bits of zeros are uncorrelated for lags up to 600 and between two keys, within 5 standard
+    errors (4e-4 of seeds fail).
     """
     zeros, codec = np.zeros(20_000, np.float32), get_codec("sign")
     one, other = (codec.decode(codec.encode(zeros, Key.derive(1, worker))) for worker in (1, 2))
@@ -91,7 +91,9 @@ def test_its_contractive_form_is_scaledsign_the_multiple_of_least_error() -> Non
 
 @pytest.mark.parametrize("chain", ["{}+zstd", "topk:ratio=0.1+{}", "topk:ratio=0.1+{}+zstd"])
 def test_in_a_chain_too_its_contractive_form_is_scaledsign(chain: str) -> None:
-    """Check this because the plain signs of an array with small values are larger than the array."""
+    """Check that a chain with sign has the same chain with scaledsign as its contractive form: the plain signs of small
+    values would be larger than the array.
+    """
     form = get_codec(chain.format("sign")).contractive()
     assert form == get_codec(chain.format("scaledsign"))
     x = gaussian(3000) * np.float32(1e-3)

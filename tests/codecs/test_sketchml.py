@@ -112,7 +112,9 @@ ARRAYS = arrays(
 @settings(max_examples=300, deadline=None)
 @given(x=ARRAYS, rows=st.integers(1, 4), columns=st.sampled_from([0.05, 0.3, 1.0]), groups=st.sampled_from([1, 2, 8, 128]))
 def test_signs_never_flip_and_magnitudes_only_ever_shrink(x: np.ndarray, rows: int, columns: float, groups: int) -> None:
-    """Check that decoded magnitudes are at most the mean of the value's bin, to which every value decodes without rows."""
+    """Check that a decoded value keeps its sign, and that its magnitude is at most the mean of its bin, to which it decodes
+    exactly if there is no sketch (rows=0).
+    """
     exact = decoded("sketchml:rows=0", x)
     sketched = decoded(f"sketchml:rows={rows},columns={columns},groups={groups}", x)
     np.testing.assert_array_equal(np.sign(exact), np.sign(x))
@@ -138,7 +140,9 @@ def test_bins_are_intervals_of_equal_counts_that_decode_to_their_means(x: np.nda
 
 @pytest.mark.parametrize("bins", [8, 16, 64])
 def test_the_error_on_a_gaussian_is_that_of_equally_likely_bins(bins: int) -> None:
-    """Compare with 1 - sum p m^2 for bins from a to b, where p = 1 / bins and m = bins (phi(a) - phi(b)), within 4 %."""
+    """Check the relative error within 4 %: it is 1 - sum p m^2 over the bins (a, b), where p = 1 / bins and m = bins (phi(a)
+    - phi(b)).
+    """
     edges = norm.ppf(np.arange(bins + 1) / bins)
     expected = 1 - bins * np.sum(np.diff(norm.pdf(edges)) ** 2)
     assert loss(f"sketchml:bins={bins},rows=0", gaussian(1 << 16)) == pytest.approx(expected, rel=0.04)
@@ -146,10 +150,11 @@ def test_the_error_on_a_gaussian_is_that_of_equally_likely_bins(bins: int) -> No
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 0.3), (2, 0.3), (4, 1.0)])
 def test_as_many_bins_survive_the_sketch_as_theory_says(rows: int, columns: float) -> None:
-    """Predict the share of numbers kept exactly, 1 - (1 - q)^rows: a row loses a number that shares its cell with a smaller one.
+    """Check the share of numbers that are kept exactly, 1 - (1 - q)^rows: a row loses a number that shares its cell with a
+    smaller one.
 
-    q = (1 - 1 / c)^(count of smaller numbers of the label). 40 000 values: the standard error of the share is .0025, and the
-    bound 4 of these.
+    q = (1 - 1 / c)^(count of smaller numbers of the label), for c cells. There are 40 000 values: the standard error of the
+    share is .0025, and the bound 4 of these.
     """
     x = gaussian(40_000)
     spec = f"sketchml:rows={rows},columns={columns}"
@@ -167,7 +172,7 @@ def test_as_many_bins_survive_the_sketch_as_theory_says(rows: int, columns: floa
 
 @pytest.mark.parametrize("density", [0.001, 0.01, 0.1, 0.5, 0.99])
 def test_keys_take_at_most_3_percent_more_than_their_entropy(density: float) -> None:
-    """Compare with log2 binomial(d, n) plus 21 bytes of heads."""
+    """Compare the size of the coded keys with log2 binomial(d, n), for n of d keys, plus 21 bytes of heads."""
     x = sparse(1 << 18, density)
     parts = Parts(get_codec("sketchml").encode(x, KEY).to_bytes())
     n, d = parts.places.size, x.size
@@ -178,8 +183,8 @@ def test_keys_take_at_most_3_percent_more_than_their_entropy(density: float) -> 
 
 
 def test_bytes_of_a_dense_array_are_those_of_labels_and_cells() -> None:
-    """Count 10 000 values, 16 labels of 16 bins (4 bits per symbol), and .3 columns per value in 2 rows,
-    rounded down 16 times.
+    """Check the payload's size for 10 000 values: 16 labels of 16 bins (4 bits per symbol), and .3 columns per value in 2
+    rows, rounded down 16 times.
     """
     nbytes = get_codec("sketchml").encode(gaussian(10_000), KEY).nbytes
     side = 12 + 8 + 16 + 4 * 16 + 4 * 256 + 4 + 8
@@ -187,8 +192,8 @@ def test_bytes_of_a_dense_array_are_those_of_labels_and_cells() -> None:
 
 
 def original_nbytes(parts: Parts) -> int:
-    """Return the size of the paper's coding: per label the gaps of its keys, each in as few bytes as possible with two bits that
-    state their number; one byte per cell; two floats per bin.
+    """Return the size of the paper's coding: one byte per cell, two floats per bin, and the gaps between the keys of each
+    label. A gap takes as few bytes as possible, and two bits that state their number.
     """
     total = 8 * (parts.positive + parts.negative) + parts.cells.size
     for label in range(len(parts.first)):

@@ -97,7 +97,7 @@ def test_a_spec_is_text() -> None:
 @example(".py:Name")
 @example("~unknown/own.py:Name")
 def test_no_text_gives_anything_but_a_codec_or_a_spec_error(text: str) -> None:
-    """A file that cannot be used is an error of the configuration."""
+    """Check that any text gives a codec or CodecSpecError; a text that names a file may also give ConfigurationError."""
     try:
         codec = get_codec(text)
     except CodecSpecError:

@@ -34,7 +34,9 @@ def test_both_ends_find_what_plain_python_finds(size):
 
 @pytest.mark.parametrize(("size", "count"), [(7, 1), (7, 3), (7, 4), (6, 5), (5, 2)])
 def test_every_subset_is_as_likely(size, count):
-    """Apply a chi-square test to all subsets, with 400 draws each; 1e-4 of seeds would fail a correct program."""
+    """Check by a chi-square test that all subsets of small sets are equally likely, with 400 draws each; 1e-4 of seeds would
+    fail a correct program.
+    """
     subsets = dict.fromkeys(itertools.combinations(range(size), count), 0)
     for seed in range(400 * len(subsets)):
         subsets[tuple(draw(count, size, np.array([seed, 99], np.uint64), STREAM).tolist())] += 1
@@ -42,7 +44,9 @@ def test_every_subset_is_as_likely(size, count):
 
 
 def test_every_coordinate_of_a_long_vector_is_as_likely_and_so_is_every_pair_of_neighbours():
-    """Count over 300 draws of 1000 out of 100 003; each chi-square test fails a correct program for 1e-4 of seeds."""
+    """Check the counts over 300 draws of 1000 out of 100 003 coordinates; each chi-square test fails a correct program for
+    1e-4 of seeds.
+    """
     size, count, draws = 100_003, 1000, 300
     place = np.zeros(size, int)
     neighbours = 0

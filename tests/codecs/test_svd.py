@@ -43,7 +43,9 @@ def encode(codec: Svd, x: np.ndarray, seed: int = 0) -> Payload:
 
 
 def read(payload: Payload) -> tuple[int, int, np.ndarray]:
-    """Return (split, terms, values), read from the bytes by the table of the payload format."""
+    """Return (split, terms, values) of a payload, read from the bytes by the table of the payload format. `split` is the
+    number of row dimensions.
+    """
     data = payload.to_bytes()
     ndim = data[2]
     body = data[8 + 4 * ndim :]
@@ -57,7 +59,7 @@ def terms_of(payload: Payload) -> int:
 
 
 def decoded_by_numpy(payload: Payload) -> np.ndarray:
-    """Decode with float32 products, added in float32 in the order of the terms."""
+    """Return the matrix of a payload: NumPy's float32 products, added in float32 in the order of the terms."""
     split, terms, values = read(payload)
     if split == 0:
         return values.reshape(payload.shape)
@@ -70,7 +72,16 @@ def decoded_by_numpy(payload: Payload) -> np.ndarray:
 
 
 def theoretical_omega(x: np.ndarray, budget: float) -> float:
-    """Return (sum lambda^2 / p - ||x||^2) / ||x||^2 with p = min(1, c lambda), where c is found by bisection."""
+    """Return the theoretical omega, (sum lambda^2 / p -
+
+    x
+
+    ^2) /
+
+    x
+
+    ^2, for the singular values lambda of x. The probabilities are p = min(1, c lambda), with c found by bisection.
+    """
     lam = np.linalg.svd(x.astype(np.float64), compute_uv=False)
     low, high = 0.0, 1 / lam[-1]
     for _ in range(200):
@@ -290,7 +301,9 @@ def test_a_value_that_is_not_finite_is_named(shape, index, value):
 @pytest.mark.sweep
 @pytest.mark.parametrize(("rank", "x"), [(1, decays()), (2.5, decays()), (3, decays(40, 24)), (3, gaussian(12, 4, 3, 3))])
 def test_the_mean_of_decodes_is_x(rank, x):
-    """Compare classes of coordinates (largest, middle, smallest, a row, a column, all), and directions of singular pairs."""
+    """Check that the mean error is 0, in sums over classes of coordinates (largest, middle, smallest, a row, a column, all)
+    and along singular pairs.
+    """
     codec = Svd(rank=rank)
     rng = np.random.default_rng(123)
     matrix = x.reshape(len(x), -1).astype(float)

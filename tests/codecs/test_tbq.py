@@ -52,7 +52,9 @@ def test_by_default_tau_is_a_share_of_the_root_of_the_mean_square(name: str) -> 
 
 
 def test_the_share_is_the_one_that_takes_most_from_a_gaussian() -> None:
-    """Maximise E[(2 |x| t - t^2); |x| >= t], computed by numerical integration, with SciPy."""
+    """Check that SHARE is the threshold t at which SciPy finds the maximum of E[(2 |x| t - t^2); |x| >= t], computed by
+    numerical integration.
+    """
 
     def taken(t: float) -> float:
         return float(2 * norm.expect(lambda x: 2 * x * t - t * t, lb=t))
@@ -74,7 +76,7 @@ def test_by_default_something_is_taken_from_any_array(x: np.ndarray) -> None:
 
 
 def blocks_of(x: np.ndarray, tau: float) -> int:
-    """Return the bytes of the blocks: per block 2, plus the smaller of 2 per sent value and 1 per 5 coordinates."""
+    """Return the number of bytes of the blocks: per block 2, plus the smaller of 2 per sent value and 1 per 5 coordinates."""
     total = 0
     for start in range(0, x.size, BLOCK):
         v = x[start : start + BLOCK]
@@ -113,7 +115,9 @@ def test_an_array_of_zeros_is_nothing_at_all() -> None:
 
 @pytest.mark.parametrize("tau", [0.3, 1.0])
 def test_the_residual_stays_below_tau_while_gradients_do(tau: float) -> None:
-    """Run Strom's loop: residual += g, and send values that reach tau. With |g| < tau the residual stays in (-tau, tau)."""
+    """Check the residual in Strom's loop, which adds g to the residual and sends the values that reach tau: if |g| < tau, it
+    stays in (-tau, tau).
+    """
     codec, residual = get_codec(f"tbq:tau={tau}"), np.zeros(3000, np.float32)
     gradients, sent = np.zeros(3000), np.zeros(3000)
     for step in range(200):
@@ -126,7 +130,7 @@ def test_the_residual_stays_below_tau_while_gradients_do(tau: float) -> None:
 
 
 def test_a_steady_gradient_arrives_at_its_own_rate() -> None:
-    """Send 0.01 per step with a threshold of 1: after 1000 steps, the sum is 10 within one threshold."""
+    """Check that 1000 steps with gradients up to 0.01 and a threshold of 1 send the sum of the gradients within one threshold."""
     codec, residual, out = get_codec("tbq:tau=1"), np.zeros(100, np.float32), np.zeros(100, np.float32)
     g = np.linspace(-0.01, 0.01, 100, dtype=np.float32)
     for step in range(1000):
@@ -184,7 +188,9 @@ def test_entries_are_a_place_and_a_sign() -> None:
     ids=range(15),
 )
 def test_blocks_that_encode_does_not_write_are_refused(blocks: bytes) -> None:
-    """Use blocks that are cut, repeated, out of order, out of range, too full for a sparse block, or with invalid digits."""
+    """Check that blocks are refused that are cut, repeated, out of order, out of range, too full for a sparse block, or have
+    invalid digits.
+    """
     out = gaussian(1000)
     before = out.copy()
     with pytest.raises(PayloadError, match="blocks"):

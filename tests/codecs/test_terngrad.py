@@ -26,7 +26,9 @@ def parts_of(payload: Payload) -> tuple[np.float32, np.ndarray]:
 @pytest.mark.parametrize("clip", [0, 2.5])
 @pytest.mark.parametrize("power", [0, -90, 90])
 def test_bytes_equal_an_encoder_in_numpy(clip: float, power: int) -> None:
-    """Compare with NumPy, which adds random 16-bit numbers to fixed-point values; about six of 400 003 coordinates are ties."""
+    """Compare the digits with NumPy, which adds random 16-bit numbers to fixed-point values; about six of 400 003
+    coordinates are ties.
+    """
     x, key = np.ldexp(student(400_003), power).astype(np.float32), Key.derive(5)
     payload = get_codec(f"terngrad:clip={clip}").encode(x, key)
     scale, digits = parts_of(payload)
@@ -55,8 +57,8 @@ def test_clipping_is_at_so_many_standard_deviations_but_not_above_the_maximum(na
 @pytest.mark.parametrize("name", INPUTS)
 @pytest.mark.parametrize("clip", [0, 2.5])
 def test_mean_and_variance_are_those_of_the_formula(name: str, clip: float) -> None:
-    """Check 1000 encodes: the signed sum over the coordinates within 4 standard errors, and the variance s |c|_1 - |c|^2 of the
-    clipped c within 5 %.
+    """Check 1000 encodes with scale s: the signed sum over the coordinates is right within 4 standard errors, and the
+    variance is s |c|_1 - |c|^2 within 5 %, for the clipped values c.
 
     A share of 6e-5 of the seeds would fail.
     """
@@ -83,9 +85,11 @@ def test_omega_of_a_gaussian_is_near_three() -> None:
 
 @pytest.mark.parametrize("share", [1e-4, 1e-5])
 def test_entries_far_below_the_scale_are_not_lost(share: float) -> None:
-    """Use a million entries of 1e-4 or 1e-5 of the maximum: 16 random bits alone would lose 8 % or a third of them.
+    """Check that a million entries of 1e-4 or 1e-5 of the maximum are kept as often as expected: with 16 random bits, 8 % or
+    a third of the hits would be lost.
 
-    The sum over 200 encodes counts hits, a Poisson variable: within 5 standard errors; a share of 6e-7 of the seeds would fail.
+    The sum over 200 encodes counts hits, a Poisson variable: within 5 standard errors; a share of 6e-7 of the seeds would
+    fail.
     """
     n, repetitions = 1 << 20, 200
     x = np.full(n, share, np.float32)
@@ -98,7 +102,9 @@ def test_entries_far_below_the_scale_are_not_lost(share: float) -> None:
 
 
 def test_exact_zeros_stay_zero_and_full_scale_is_always_kept() -> None:
-    """Use 600 000 of each: ties in the random bits, one in 65 536, must not change them."""
+    """Check that 600 000 zeros and 600 000 largest values are decoded exactly: ties in the random bits, one in 65 536, must
+    not change them.
+    """
     x = np.zeros(1_200_000, np.float32)
     x[::2] = np.where(np.arange(600_000) % 4 == 1, np.float32(-0.7), np.float32(0.7))
     x[1::4] = -0.0
@@ -139,7 +145,7 @@ def test_in_a_chain_too_the_contractive_form_is_scaled(clip: float) -> None:
 
 
 def test_five_digits_make_a_byte_and_a_byte_five_digits() -> None:
-    """Check all 243 bytes; digit k counts 3^k."""
+    """Check packing and unpacking for all 243 bytes; digit k of a byte counts 3^k."""
     every = np.array(list(itertools.product(range(3), repeat=5)), np.uint8).T
     packed, digits = np.empty(243, np.uint8), np.empty(5 * 243, np.uint8)
     flat = np.ascontiguousarray(every).reshape(-1)

@@ -1,4 +1,4 @@
-"""Threshold: the values that reach tau are sent; compared with a definition in NumPy and a reader in plain Python."""
+"""Threshold: the values that reach tau are sent. Compared with a definition in NumPy and a reader in plain Python."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ def _rotated(x: np.ndarray, left: int) -> np.ndarray:
 
 
 def threefry(counter: np.ndarray, key: tuple[int, int, int, int], rounds: int = 13) -> np.ndarray:
-    """Map counters (n, 4) to random words (n, 4) below 2^32; sums are modulo 2^32."""
+    """Return the random words (n, 4) below 2^32 of the counters (n, 4); sums are modulo 2^32."""
     schedule = np.array([*key, key[0] ^ key[1] ^ key[2] ^ key[3] ^ 0x1BD11BDA], np.uint32)
     x = counter.astype(np.uint32) + schedule[:4]
     for r in range(rounds):
@@ -43,8 +43,8 @@ def stage_words(words: tuple[int, int], stream: int, calls: int) -> np.ndarray:
 def halves(words: tuple[int, int], stream: int, count: int) -> np.ndarray:
     """Return 16 random bits for each of `count` coordinates.
 
-    64 calls serve 512 coordinates. Coordinate i < 256 takes the low half of word i // 64 of call i mod 64; coordinate i >= 256
-    takes the high half of the word of i - 256.
+    64 calls serve 512 coordinates. Coordinate i < 256 takes the low half of word i // 64 of call i mod 64. Coordinate i >=
+    256 takes the high half of the word that i - 256 takes.
     """
     blocks = -(-count // 512)
     planes = stage_words(words, stream, 64 * blocks).reshape(blocks, 64, 4).transpose(0, 2, 1).reshape(blocks, 256)

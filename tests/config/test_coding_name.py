@@ -1,4 +1,4 @@
-"""A run is named by what it codes: by its scheme, or by the codec that has replaced the scheme's own."""
+"""A run is named after its coding: by its scheme, or by the codec that has replaced the scheme's own."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def test_a_thread_stands_back_for_all_others_and_no_further_when_it_does_so_agai
 
 
 def system(root: Path, member: str, mount: str, files: dict[str, str]) -> Path:
-    """Make a directory that stands for /, with one hierarchy of control groups."""
+    """Make a directory that stands for the file system's root, with one hierarchy of control groups."""
     (root / "proc" / "self").mkdir(parents=True)
     (root / "proc" / "self" / "cgroup").write_text(f"5:devices:/elsewhere\n{member}\n")
     (root / "proc" / "self" / "mountinfo").write_text(f"23 1 0:5 / / rw - ext4 /dev/sda rw\n30 23 0:26 {mount}\n")

@@ -177,7 +177,7 @@ def three_steps(config: Config, scheme: Scheme) -> bytes:
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", SCHEMES)
 def test_settings_beside_a_scheme_differ_in_the_weights_or_are_refused(name: str) -> None:
-    """No two accepted variants with different meanings give the same weights."""
+    """Check that two accepted settings with different meanings never give the same weights, for every scheme."""
     plain = resolve(Config(scheme=name))
     found: dict[bytes, dict[str, Any]] = {}
     accepted = 0

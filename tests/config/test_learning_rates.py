@@ -1,4 +1,6 @@
-"""A learning rate that is not given is the scheme's: resolved, recorded, reported, and kept by a resumed run."""
+"""The learning rate of a run that does not set one: it is the scheme's rate, which is resolved, recorded, reported, and kept
+by a resumed run.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,9 @@ def test_a_learning_rate_that_needs_momentum_is_warned_of_where_there_is_none(
 
 
 def test_a_record_keeps_its_number(tmp_path: Path) -> None:
-    """A record of an earlier version holds .01 for signsgd, although the user gave no rate."""
+    """Check that a resumed run keeps the recorded rate .01 for signsgd: earlier versions recorded .01 although the user gave
+    no rate.
+    """
     run(config(tmp_path, scheme="signsgd", lr=0.01))
     assert load({"resume": True, "train_dir": tmp_path}, {}).lr == 0.01
     with claim(config(tmp_path, scheme="signsgd", resume=True)) as found:

@@ -1,4 +1,6 @@
-"""The record of losses: costs compared with sums by hand, the rates that count, notable costs, and unchanged schemes."""
+"""The record of losses: costs compared with sums by hand, the rates that count, notable costs, and schemes that have not
+changed since.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,9 @@ def test_each_kind_of_optimizer_has_costs_of_its_own(monkeypatch: pytest.MonkeyP
 
 
 def test_named_schemes_of_the_record_are_what_they_are_today() -> None:
-    """A scheme that has changed since its measurement would be shown another scheme's figures."""
+    """Check that each scheme in the record still has the coding that was measured: otherwise its users would be shown
+    another scheme's figures.
+    """
     names = {cost.run: cost.coded for cost in loss_record.measured() if cost.run in SCHEMES}
     assert names
     for name, coded in names.items():

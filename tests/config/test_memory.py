@@ -23,7 +23,9 @@ def group(place: Path, limit: str, current: int, file: int, shmem: int) -> None:
 
 
 def test_a_container_s_page_cache_is_no_memory_in_use(tmp_path: Path) -> None:
-    """Of 800 bytes in use, 500 are file pages, 100 of them shared memory: 400 are used, so 600 of 1000 are left."""
+    """Check that file pages are not counted as used: of 800 bytes in use, 500 are file pages, 100 of these shared memory. So
+    400 are used, and 600 of 1000 are left.
+    """
     group(tmp_path / "job", "1000", current=800, file=500, shmem=100)
     assert memory_left(tmp_path, "job") == 600
 

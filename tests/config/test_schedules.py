@@ -1,4 +1,4 @@
-"""Schedules compared with their closed forms, which are written here a second time."""
+"""Schedules compared with their closed forms, which these tests state independently."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_staircase_ends_with_its_last_value() -> None:
 
 
 def torchs(scheduler: Callable[[torch.optim.Optimizer], Any], steps: int = TOTAL) -> list[float]:
-    """Return the learning rates of one of torch's schedulers."""
+    """Return the learning rates of `steps` steps of one of torch's schedulers."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], LR)
     found, schedule = [], scheduler(optimizer)
     for _ in range(steps):
@@ -113,7 +113,7 @@ def torchs(scheduler: Callable[[torch.optim.Optimizer], Any], steps: int = TOTAL
 
 
 def warm_stable_decay(optimizer: torch.optim.Optimizer) -> Any:
-    """Return ten steps of warm-up, 39 constant steps, and 21 steps down to a tenth."""
+    """Return a scheduler of torch with ten steps of warm-up, 39 constant steps, and 21 steps down to a tenth."""
     parts = [
         lr_scheduler.LinearLR(optimizer, 0.1, 1.0, 9),
         lr_scheduler.ConstantLR(optimizer, 1.0, 1),
@@ -135,7 +135,7 @@ AS_TORCH: dict[str, tuple[dict[str, Any], Callable[[torch.optim.Optimizer], Any]
 
 @pytest.mark.parametrize("name", AS_TORCH)
 def test_schedules_by_steps_are_torchs(name: str) -> None:
-    """Check this also with an end in epochs that gives the same number of steps."""
+    """Compare schedules with torch's, for runs that end after a number of steps or of epochs."""
     asked, scheduler = AS_TORCH[name]
     for end in ({"max_steps": TOTAL}, {"epochs": TOTAL // STEPS_PER_EPOCH}):
         config = Config(lr=LR, lr_schedule=name, **asked, **end)  # type: ignore[arg-type]
@@ -162,7 +162,7 @@ def test_wsd_decays_over_epochs_or_over_a_tenth_of_the_run() -> None:
 
 
 def test_steps_are_counted_from_the_start_of_the_run_whoever_takes_them() -> None:
-    """Epochs, in contrast, are shifted by a change in the number of workers."""
+    """Check that milestones in steps do not move if the number of workers changes; those in epochs do."""
     for asked in ({"lr_schedule": "multistep", "lr_milestone_steps": (20,)}, {"lr_schedule": "shrink", "lr_shrink_steps": 5}):
         config = Config(lr=LR, warmup_steps=10, **asked)  # type: ignore[arg-type]
         assert [learning_rate(config, 12, 9)(step) for step in range(40)] == [

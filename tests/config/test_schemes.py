@@ -136,7 +136,9 @@ def test_a_scheme_brings_its_downlink_for_its_own_codec_unless_another_is_named(
 
 @pytest.mark.parametrize("name", SCHEMES)
 def test_what_is_coded_up_is_coded_down_as_well(name: str) -> None:
-    """The downlink uses as many bytes or, beside an uplink of very few bits, about one bit per coordinate or less."""
+    """Check that every scheme's downlink takes at most as many bytes as its uplink, or about one bit per coordinate if the
+    uplink takes less.
+    """
     scheme = resolve(Config(scheme=name))
     if name == "dense":
         assert scheme.downlink == "dense"
@@ -148,7 +150,8 @@ def test_what_is_coded_up_is_coded_down_as_well(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["randk", "dgc"])
 def test_what_few_coordinates_change_goes_down_whole(name: str) -> None:
-    """Use the mean of four sparse gradients, without the master's momentum, under which more coordinates would change.
+    """Check that the downlink sends the mean of four sparse gradients almost unchanged. The master has no momentum, under
+    which more coordinates would change.
 
     Half precision changes values by a share of up to 2^-11.
     """
@@ -164,7 +167,9 @@ def test_what_few_coordinates_change_goes_down_whole(name: str) -> None:
 
 
 def test_where_no_weights_are_sent_a_scheme_brings_no_downlink() -> None:
-    """Under polar-2bit weights lead by a multiple of their last change, and here no changes are sent."""
+    """Check that polar-2bit sets neither downlink nor lead under gather, where no changes of weights are sent; the lead is a
+    multiple of the weights' last change.
+    """
     assert resolve(Config(scheme="polar-2bit")).downlink_lead > 0
     scheme = resolve(Config(scheme="polar-2bit", topology="gather"))
     assert (scheme.downlink, scheme.downlink_lead) == ("dense", 0)
@@ -183,7 +188,9 @@ def test_feedback_downlink_and_momentum_of_the_configuration_win() -> None:
 
 @pytest.mark.parametrize("name", ["onebit", "tbq", "efsignsgd", "randk"])
 def test_error_feedback_without_momentum_has_ten_times_the_rate_of_dense_sgd(name: str) -> None:
-    """With momentum .9, a gradient g contributes g / (1 - .9) in total."""
+    """Check that the rate is dense.lr / (1 - .9) without momentum: with momentum .9, a gradient g contributes g / (1 - .9)
+    in total.
+    """
 
     def pace(**fields: Any) -> tuple[float, float]:
         scheme = resolve(Config(scheme=name, **fields))
@@ -281,7 +288,9 @@ def test_what_would_have_no_effect_beside_the_rest_is_refused_in_one_line(fields
 
 @pytest.mark.parametrize("name", ["efsignsgd", "topk", "randk"])
 def test_papers_that_carry_the_learning_rate_in_the_memory_have_it_there(name: str) -> None:
-    """Karimireddy et al., algorithm 1: p = gamma g + e. Stich et al., algorithm 1: m + eta grad f. Older runs do neither."""
+    """Check that the memories of these schemes contain the learning rate, but not in older runs. Karimireddy et al.,
+    algorithm 1: p = gamma g + e. Stich et al., algorithm 1: m + eta grad f.
+    """
     assert get_feedback(resolve(Config(scheme=name)).feedback).rescales
     assert not get_feedback(resolve(Config(scheme=name), unrecorded=True).feedback).rescales
     assert not get_feedback(resolve(Config(scheme=name, feedback="ef")).feedback).rescales

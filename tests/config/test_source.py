@@ -55,7 +55,7 @@ def grown(home: Path) -> None:
 
 
 def cut_elsewhere(home: Path) -> None:
-    """Keep the sequence of bytes, but divide it differently between the files."""
+    """Divide the same sequence of bytes differently between the files of the package."""
     (home / "__init__.py").write_bytes(b"x = 1\n# rows\n")
     (home / "part" / "table.py").write_bytes(b"rows = []\n")
 

@@ -23,7 +23,9 @@ def closed_pipe() -> int:
 
 
 def ended(arguments: list[str], folder: Path, out: int, err: int, *python: str) -> tuple[int, str]:
-    """Run a command with these streams; return its exit code and standard error. `python`: an interpreter and its options."""
+    """Run a command with these streams, and return its exit code and standard error. `python` is an interpreter with its
+    options.
+    """
     done = subprocess.run(
         [*(python or [sys.executable]), "-m", "psnode", *arguments],
         cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdin=subprocess.DEVNULL, stdout=out, stderr=err, text=True,
@@ -118,7 +120,7 @@ SIZES = {"ascii:strict": "Grosse-~x", "latin-1": "Größe-~×", "cp1252": "Grö�
 
 @pytest.fixture(scope="module")
 def terminals(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with the output of all commands, in a folder per encoding."""
+    """Return a folder with the output of all commands, in one folder per encoding."""
     folder = tmp_path_factory.mktemp("terminals")
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "70"}
     command = [sys.executable, "-c", PROGRAM, *SIZES]

@@ -1,4 +1,4 @@
-"""One of two ranks under torch.distributed: python edges.py RANK FOLDER. Writes the results to FOLDER/RANK.json."""
+"""Edge cases on one of two ranks under torch.distributed: python edges.py RANK FOLDER. Writes the results to FOLDER/RANK.json."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def change(before: dict[str, torch.Tensor], state: ddp.HookState) -> float:
 
 
 def left_out(rank: int, rule: str, why: str) -> float:
-    """Return the change of the memories through a step that is not taken; at most one bucket of its gradient is not finite."""
+    """Return the change of the memories through a step that is not taken. At most one bucket of its gradient has values that
+    are not finite.
+    """
     network, model = wrapped()
     state, hook = ddp.comm_hook("topk:ratio=0.05", feedback=rule, model=network)
     model.register_comm_hook(state, hook)
@@ -54,7 +56,9 @@ def left_out(rank: int, rule: str, why: str) -> float:
 
 
 def scaled(rank: int, way: str) -> float:
-    """Return the largest difference between the memories of two trainings, with a growing loss scale and without a scale."""
+    """Return the largest difference between the memories of a training with a growing loss scale and of a training without a
+    scale.
+    """
     network, model = wrapped()
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
     other = torch.amp.GradScaler("cpu")
@@ -87,7 +91,7 @@ def scaled(rank: int, way: str) -> float:
 
 
 def refused(rank: int, what: str, groups: list[dist.ProcessGroup]) -> str:
-    """Return the error message of a first step."""
+    """Return the error message of the first step after a misuse of the hook, or an empty text if no error is raised."""
     network = Linear()
     state, hook = ddp.comm_hook("topk:ratio=0.05", model=network)
     scalers = [torch.amp.GradScaler("cpu") for _ in range(2)]
@@ -106,7 +110,7 @@ def refused(rank: int, what: str, groups: list[dist.ProcessGroup]) -> str:
 
 
 def copied(rank: int) -> bool:
-    """Return True if a copy of the watched model has equal weights and can be trained by itself."""
+    """Return True if a copy of the watched model has equal weights and can be trained on its own."""
     network, model = wrapped()
     model.register_comm_hook(*ddp.comm_hook("topk", model=model))
     steps(model, rank, 0, 1)

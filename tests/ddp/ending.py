@@ -1,4 +1,6 @@
-"""One rank that takes a step with the hook: python ending.py FOLDER. At Python's exit it prints the threads that still run."""
+"""One rank that takes a step with the hook, then ends: python ending.py FOLDER. At Python's exit it prints the threads that
+still run.
+"""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def by_lightning(part: str, rank: int, folder: Path) -> Trained:
 
 
 def refusal(callback: Any, module: Any) -> str:
-    """Return the callback's error message for a strategy that does not wrap the module."""
+    """Return the error message of the callback for a strategy that does not wrap the module in DDP."""
     try:
         callback.on_fit_start(SimpleNamespace(strategy=SimpleNamespace(model=module)), module)
     except ConfigurationError as error:

@@ -1,4 +1,6 @@
-"""One of two ranks under torch.distributed: python program.py RANK FOLDER. Writes its results to FOLDER/RANK.safetensors."""
+"""Trainings on one of two ranks under torch.distributed: python program.py RANK FOLDER. Writes the results to
+FOLDER/RANK.safetensors.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ SHAPES = {"a": (40, 60), "b": (7,), "c": (70, 33), "d": (20, 50)}
 
 
 class Linear(nn.Module):
-    """A loss with the given gradient: the sum of <w, c> over the parameters, used in a different order than declared."""
+    """A model whose loss has a given gradient c: the sum of <w, c> over the parameters, used in a different order than
+    declared.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,15 +47,15 @@ def gradients(rank: int, step: int) -> dict[str, torch.Tensor]:
 
 
 def wrapped() -> tuple[Linear, DistributedDataParallel]:
-    """Return the model, and the model in DDP with buckets so small that there are several, which DDP rebuilds after the first
-    step.
+    """Return a model, and the model in DDP. Its buckets are so small that there are several, which DDP rebuilds after the
+    first step.
     """
     network = Linear()
     return network, DistributedDataParallel(network, bucket_cap_mb=0.01)
 
 
 def steps(model: nn.Module, rank: int, first: int, last: int) -> None:
-    """Take the steps `first` to `last` - 1 of SGD with learning rate 1."""
+    """Take the steps `first` to `last` - 1 of SGD, with learning rate 1."""
     for step in range(first, last):
         model.zero_grad()
         model(gradients(rank, step)).backward()
@@ -72,9 +76,10 @@ def trained(rank: int, codec: str | None, **named: Any) -> tuple[dict[str, torch
 
 
 def resumed(rank: int, codec: str, together: bool, **named: Any) -> tuple[dict[str, torch.Tensor], ddp.HookState]:
-    """Return weights and state of a training whose state is saved halfway and loaded by the hook of a new model.
+    """Return the weights and the hook's state of a training whose state is saved halfway and loaded by the hook of a new
+    model.
 
-    `together`: the states of all ranks are saved as one; otherwise each rank saves its own.
+    If `together`, the states of all ranks are saved as one; otherwise each rank saves its own.
     """
     network, model = wrapped()
     state, hook = ddp.comm_hook(codec, model=network, **named)
@@ -93,14 +98,14 @@ def resumed(rank: int, codec: str, together: bool, **named: Any) -> tuple[dict[s
 
 
 def of_all(state: ddp.HookState) -> dict[str, Any]:
-    """Collect the states of all ranks on rank 0, and return them on every rank."""
+    """Gather the states of all ranks on rank 0, and return them on every rank."""
     found = [ddp.AllRanks(state).state_dict()]
     dist.broadcast_object_list(found)
     return found[0]
 
 
 def alone(rank: int) -> ddp.HookState:
-    """Return the state of a job of one rank that continues from the states of both ranks."""
+    """Return the state of a job with a single rank that continues from the states of both ranks."""
     groups = [dist.new_group([each]) for each in range(RANKS)]
     _, state = trained(rank, "topk:ratio=0.05")
     assert state is not None
@@ -110,7 +115,7 @@ def alone(rank: int) -> ddp.HookState:
 
 
 def different_starts(rank: int) -> str:
-    """Return the error message of a first step before which only rank 1 has loaded a state."""
+    """Return the error message of the first step if only rank 1 has loaded a state before it."""
     network, model = wrapped()
     state, hook = ddp.comm_hook("topk:ratio=0.05", model=network)
     model.register_comm_hook(state, hook)
@@ -129,8 +134,8 @@ def tensors(case: str, state: ddp.HookState) -> dict[str, torch.Tensor]:
 
 
 def after_nan(rank: int, codec: str) -> tuple[dict[str, torch.Tensor], bool]:
-    """Return the change of the memories through a step whose gradient is NaN on rank 1 only, and whether the
-    mean was then NaN.
+    """Return the change of the memories through a step whose gradient is NaN on rank 1 only, and whether the mean gradient
+    was then NaN.
     """
     network, model = wrapped()
     state, hook = ddp.comm_hook(codec, model=network)

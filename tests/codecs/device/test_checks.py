@@ -1,4 +1,6 @@
-"""The check of a device, here a stand-in that runs the kernels' text, which can be changed to compute something else."""
+"""The check of codecs on a device. A stand-in for the device runs the text of the kernels, which can be changed to compute
+something else.
+"""
 
 from __future__ import annotations
 

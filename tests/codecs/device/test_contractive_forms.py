@@ -1,4 +1,6 @@
-"""Contractive forms on a stand-in for a device: bytes, errors and checks compared with the host, also where sums are hard."""
+"""Contractive forms on a stand-in for a device: bytes, errors and checks compared with the host, also for sums that are hard
+to compute.
+"""
 
 from __future__ import annotations
 
@@ -129,7 +131,9 @@ def test_others_are_the_hosts(cupy: FakeCupy) -> None:
 @pytest.mark.parametrize("spec", ["svd:rank=3+qsgd", "svd:method=randomised,rank=4+natural"])
 @pytest.mark.parametrize("scale", [1.0, 1e-30, 1e30])
 def test_of_spectral_atomo_the_factor_is_that_of_what_is_sent(spec: str, scale: float) -> None:
-    """Check the device's own terms: the remainder is the error of its payload, and no other factor leaves less of x."""
+    """Check that the contractive factor is fitted to the terms that the device sends: <x, y> / <y, y> for the decoded y, so
+    that the error is smaller than x.
+    """
     codec, x = get_codec(spec).contractive(), decays() * np.float32(scale)
     assert isinstance(codec, Contractive) and isinstance(codec.codec, Chain) and isinstance(codec.codec.reducer, Svd)
     encoder, there = encoder_of(codec, x.shape), torch.from_numpy(x.reshape(-1).copy())

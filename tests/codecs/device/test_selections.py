@@ -177,7 +177,9 @@ def test_changes_are_added_to_weights_where_these_lie(spec: str) -> None:
 @pytest.mark.parametrize("scale", [-0.4, 1.5, 1e38])
 @pytest.mark.parametrize("spec", ["randk", "entrywise", "randk+qsgd"])
 def test_a_factor_in_front_leaves_the_signs_of_zeros_alone(spec: str, scale: float) -> None:
-    """Check on host and device that weights without an entry in the payload keep their bits: -0 does not become 0."""
+    """Check that a contractive factor does not change weights without an entry in the payload, on host and device: -0 does
+    not become 0.
+    """
     codec = Contractive(get_codec(spec))
     data = codec.encode(np.random.default_rng(1).standard_normal(700).astype(np.float32) / 1000, KEY).data.copy()
     start = data.size - Payload(data).body.size
@@ -230,7 +232,7 @@ def test_without_cupy_nothing_is_selected_on_a_device(monkeypatch: pytest.Monkey
 @with_gxx
 @pytest.mark.usefixtures("cupy")
 def test_it_selects_where_torch_is_to_be_deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have torch.kthvalue raise the error that it raises on CUDA in deterministic mode."""
+    """Check that selections work in torch's deterministic mode: torch.kthvalue raises the error that it then raises on CUDA."""
 
     def refused(*_: object) -> None:
         raise RuntimeError("kthvalue CUDA does not have a deterministic implementation")

@@ -45,7 +45,7 @@ def decays(m: int = 24, n: int = 40, ratio: float = 0.8) -> Floats:
 
 
 def on_device(codec: Codec, x: Floats, key: Key = KEY) -> tuple[Payload, Floats]:
-    """Return the payload, and the error that replaces the values of a copy of x."""
+    """Return the payload of x, and the coding error, which the encoder writes over a copy of x."""
     encoder = SpectralEncoder(codec, x.shape, CPU)  # type: ignore[arg-type]
     values = torch.from_numpy(x.reshape(-1).copy())
     assert encoder.padded == x.size
@@ -154,7 +154,7 @@ def test_the_key_decides_and_the_array_is_left_alone_without_an_error() -> None:
 
 
 def test_a_host_draws_the_same_subspace() -> None:
-    """Check that host and device use the random numbers of the same key: other numbers give another subspace of white noise."""
+    """Check that host and device draw the same subspace for the same key: for white noise, another key gives another result."""
     x, codec = gaussian(60, 90), get_codec("svd:method=randomised")
     assert distance(codec.decode(on_device(codec, x)[0]), codec.decode(codec.encode(x, KEY))) <= 1e-4
     assert distance(codec.decode(on_device(codec, x)[0]), codec.decode(codec.encode(x, Key.derive(9)))) > 0.1
@@ -216,7 +216,9 @@ def test_factors_and_singular_values_alone_come_to_the_host(
     ],
 )
 def test_the_mean_of_decodes_is_x(spec: str, x: Floats) -> None:
-    """Compare the sums over classes of coordinates (largest, middle, smallest, a row, a column, all) and along singular pairs."""
+    """Check over 1500 keys that the mean error is 0, in sums over classes of coordinates (largest, middle, smallest, a row,
+    a column, all) and along singular pairs.
+    """
     codec = get_codec(spec)
     matrix = x.reshape(len(x), -1).astype(float)
     u, _, vt = np.linalg.svd(matrix, full_matrices=False)
@@ -231,7 +233,17 @@ def test_the_mean_of_decodes_is_x(spec: str, x: Floats) -> None:
 
 
 def theoretical_omega(x: Floats, budget: float) -> float:
-    """Return (sum lambda^2 / p - ||x||^2) / ||x||^2 with p = min(1, c lambda), where c is found by bisection."""
+    """Return the theoretical omega, (sum lambda^2 / p -
+
+    x
+
+    ^2) /
+
+    x
+
+    ^2, for the singular values lambda of x. The probabilities are p = min(1, c lambda), where bisection finds the c at which
+    they sum to `budget`.
+    """
     lam = np.linalg.svd(x.astype(np.float64), compute_uv=False)
     low, high = 0.0, 1 / lam[-1]
     for _ in range(200):
@@ -262,7 +274,9 @@ def test_the_whole_is_the_sum_of_the_largest_terms(shape: tuple[int, int]) -> No
 
 
 def test_the_subspace_has_more_columns_than_terms_are_sent() -> None:
-    """Check that a matrix whose short side fits into the subspace is known exactly, whatever is drawn."""
+    """Check that the randomised method equals the exact one, whatever is drawn, if the matrix's short side fits into the
+    subspace.
+    """
     x = gaussian(3 + randomised.OVERSAMPLING, 400)
     codec = get_codec("svd:method=randomised,sample=false")
     exact = get_codec("svd:sample=false")

@@ -28,8 +28,9 @@ def gaussian(*shape: int, seed: int = 0) -> Floats:
 
 
 def both(codec: Codec, payload: Payload) -> tuple[bytes, bytes]:
-    """Add `payload` to weights on the host, and to the same weights on the device, which lie between others that must not
-    change. Return both results."""
+    """Add `payload` to weights on the host and on the device, and return both results. The weights lie between other values,
+    which must not change.
+    """
     size = int(np.prod(payload.shape))
     weights = gaussian(size + 20, seed=5)
     there = torch.from_numpy(weights.copy())
@@ -140,7 +141,7 @@ def _scaled(made: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
 
 
 def _turned(made: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap an eigensolver so that its eigenvectors are wrong by a thousandth."""
+    """Wrap an eigensolver: its eigenvectors are then wrong by a thousandth."""
 
     def turned(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         squares, basis = made(matrix)
