@@ -28,7 +28,9 @@ Reports = list[tuple[int, int, float]]
 
 
 def watched(failed: Path | None) -> Reports:
-    """Record the example's reports from now on; unless `failed` exists, raise an error after the second report."""
+    """Record the example's reports from now on. If the file `failed` is given and does not exist, create it after the second
+    report and raise an error.
+    """
     report, found = ray.train.report, Reports()
 
     def noted(metrics: dict[str, Any], checkpoint: Any = None) -> None:

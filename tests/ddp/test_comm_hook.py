@@ -50,14 +50,16 @@ def test_replicas_are_equal_bit_for_bit(results: Results, case: str) -> None:
 
 
 def test_without_compression_it_is_ddp(results: Results) -> None:
-    """Halves are exact in float32, so (a + b) / 2 = a / 2 + b / 2."""
+    """Check that weights under the lossless hook equal DDP's: halves are exact in float32, so (a + b) / 2 = a / 2 + b / 2."""
     plain, coded = weights(results[0], "plain"), weights(results[0], "identity")
     assert all(torch.equal(plain[name], coded[name]) for name in SHAPES)
 
 
 @pytest.mark.parametrize("case", ["topk", "topk apart"])
 def test_error_feedback_loses_nothing_although_ddp_makes_its_buckets_anew(results: Results, case: str) -> None:
-    """With lr 1, ranks * (w_0 - w_T) + residuals = sum of all gradients, even if a state is saved and loaded in between."""
+    """Check with lr 1 that ranks * (w_0 - w_T) + residuals is the sum of all gradients, even if a state is saved and loaded
+    in between.
+    """
     applied = weights(results[0], case)
     for name, total in all_gradients().items():
         sent = -RANKS * applied[name].double()
@@ -92,7 +94,9 @@ def test_ranks_that_go_on_from_different_steps_are_told(results: Results) -> Non
 
 
 def test_only_what_was_asked_for_is_sent(results: Results) -> None:
-    """Send 5 % of two matrices as 4-byte values with their indices, and a small matrix and a vector uncoded."""
+    """Check the bytes of a step: 5 % of two matrices as 4-byte values with their indices, and a small matrix and a vector
+    uncoded.
+    """
     coded, whole = 40 * 60 + 70 * 33, 20 * 50 + 7
     sent = int(results[0]["topk/sent"]) / STEPS
     assert 0.05 * 4 * coded < sent - 4 * whole < 0.05 * 6 * coded + 200
@@ -125,7 +129,9 @@ def test_what_it_cannot_do_is_refused(codec: str, named: dict[str, str], message
 
 @pytest.mark.long
 def test_its_thread_has_ended_when_python_does(tmp_path: Path) -> None:
-    """A thread inside torch at interpreter shutdown would abort the process: "terminate called ..."."""
+    """Check that the hook's thread ends before the interpreter. A thread inside torch at shutdown would abort the process:
+    "terminate called ...".
+    """
     command = [sys.executable, Path(__file__).with_name("ending.py"), tmp_path]
     ended = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr
@@ -135,7 +141,7 @@ def test_its_thread_has_ended_when_python_does(tmp_path: Path) -> None:
 
 
 def test_a_state_that_was_loaded_is_saved_again_as_it_was() -> None:
-    """A checkpoint may be saved before the next step."""
+    """Check that a state can be saved unchanged right after it was loaded: a checkpoint may be saved before the next step."""
     state, _ = ddp.comm_hook("lss:refit=4", feedback="ef")
     saved = {
         "step": 3,

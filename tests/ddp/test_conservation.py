@@ -32,7 +32,7 @@ def edges(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 @pytest.mark.long
 @pytest.mark.parametrize(("ranks", "steps"), [(2, 16), (3, 15)])
 def test_what_is_applied_and_kept_adds_up_to_what_was_given_for_all_codecs(ranks: int, steps: int) -> None:
-    """Alternate unused parameters, skipped steps, a loss scale, two backward passes and no_sync, also in a
+    """Check this while unused parameters, skipped steps, a loss scale, two backward passes and no_sync alternate, also in a
     group of some ranks.
     """
     command = [FORKING.python(), "-m", "studies.hook_conservation", "--case", "mixed"]
@@ -51,7 +51,7 @@ def test_a_step_that_is_not_taken_changes_no_memory_under_any_rule(edges: list[d
 
 @pytest.mark.parametrize("way", ["found", "named", "resumed"])
 def test_memories_follow_the_scale_of_the_loss(edges: list[dict[str, Any]], way: str) -> None:
-    """Scales are powers of two, so steps with and without a scale agree bit for bit."""
+    """Check that trainings with and without a loss scale have equal memories, bit for bit, since scales are powers of two."""
     assert [found["scaled"][way] for found in edges] == [0.0] * RANKS
 
 

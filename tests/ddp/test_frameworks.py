@@ -29,7 +29,9 @@ def framework(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def results(framework: str, tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """Return both parts of both ranks: an undisturbed run, and new processes that continue from its checkpoint."""
+    """Return the results of both ranks for both parts: `whole`, an undisturbed run, and `resumed`, new processes that
+    continue from its checkpoint.
+    """
     folder = tmp_path_factory.mktemp(framework)
     return {part: ranks(framework, part, folder) for part in ("whole", "resumed")}
 
@@ -45,7 +47,7 @@ def ranks(framework: str, part: str, folder: Path) -> list[dict[str, torch.Tenso
 
 @pytest.mark.long
 def test_replicas_are_equal_and_no_gradient_is_lost(framework: str, results: Results) -> None:
-    """With lr 1, ranks * (w_0 - w_T) + residuals = sum of all gradients, as under plain DDP."""
+    """Check with lr 1 that ranks * (w_0 - w_T) + residuals is the sum of all gradients, as under plain DDP."""
     found = results["whole"]
     for name, total in all_gradients().items():
         weights = [each[f"weights/{name}"] for each in found]
@@ -62,7 +64,7 @@ def test_replicas_are_equal_and_no_gradient_is_lost(framework: str, results: Res
 
 
 def test_fresh_processes_go_on_from_the_frameworks_checkpoint_bit_for_bit(framework: str, results: Results) -> None:
-    """Every rank gets back its own memories, which rank 0 wrote for all."""
+    """Check that every rank gets back its own memories, although rank 0 wrote them for all ranks."""
     for whole, resumed in zip(results["whole"], results["resumed"], strict=True):
         compared = [key for key in whole if key.startswith(("weights/", "state/"))]
         assert sum(key.startswith("state/memories/residual/") for key in compared) == 2

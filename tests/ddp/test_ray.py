@@ -44,7 +44,9 @@ def test_replicas_are_equal_and_without_a_loss_the_weights_are_those_of_plain_dd
 
 
 def test_coded_runs_learn_and_send_less(found: dict[str, list[dict[str, Any]]]) -> None:
-    """Two epochs are 44 steps. topk sends a twentieth of 64 x 256 and 256 x 10 weights; biases are sent uncoded."""
+    """Check accuracy and bytes of two epochs, which are 44 steps. topk sends a twentieth of 64 x 256 and 256 x 10 weights,
+    and the biases uncoded.
+    """
     _, dense, accuracy = found["identity"][0]["reports"][-1]
     assert accuracy > 0.7
     epoch, sent, accuracy = found["whole"][0]["reports"][1]

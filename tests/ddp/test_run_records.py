@@ -45,7 +45,9 @@ def records(path: Path) -> list[dict[str, Any]]:
 @pytest.mark.serial
 @pytest.mark.parametrize("codec", CODECS)
 def test_bytes_are_those_that_the_ranks_have_counted(recorded: Path, codec: str) -> None:
-    """Compare with the bytes that each rank has counted. Each of the two ranks receives as many bytes as it sends."""
+    """Compare the recorded bytes with those that each rank has counted. Each of the two ranks receives as many bytes as it
+    sends.
+    """
     counted = [json.loads((recorded / f"{rank}.json").read_text())[codec] for rank in range(RANKS)]
     sent = [sum(after) - sum(before) for before, after in pairwise(zip((0,) * STEPS, *counted, strict=True))]
     told = records(recorded / codec / "metrics.jsonl")

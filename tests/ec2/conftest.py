@@ -42,7 +42,7 @@ class Finished(NamedTuple):
 def moto_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """Yield the port of a moto server in a new process. It has 44 images, Ubuntu's among them.
 
-    Without MOTO_AMIS_PATH it would build 1255 more, which no test uses, after each time that it is emptied.
+    Without MOTO_AMIS_PATH the server would build 1255 more images, which no test uses, every time that it is emptied.
     """
     pytest.importorskip("moto.server")
     pytest.importorskip("boto3")

@@ -28,7 +28,9 @@ CONSOLE = f"-----BEGIN SSH HOST KEY KEYS-----\nssh-ed25519 {KEY} root@node\n----
 
 
 class Nodes(NamedTuple):
-    """A launched cluster. `ec2` runs the tool in this process, `start` in a new process; `home` returns the folder of a node."""
+    """A launched cluster. `ec2` runs the tool in this process, and `start` in a new process; `home` returns the folder of a
+    node.
+    """
 
     ec2: Callable[..., Any]
     start: Callable[..., subprocess.Popen[str]]
@@ -50,7 +52,9 @@ class Nodes(NamedTuple):
 
 
 def launched(ec2: Callable[..., Any], aws: Any, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nodes:
-    """Launch a cluster whose nodes are folders, named by instance id, below the environment variable NODES."""
+    """Launch a cluster whose nodes are folders. They are named by instance id, and lie in the folder that the environment
+    variable NODES names.
+    """
 
     def boot(action: str, form: dict[str, str], body: bytes) -> None:
         if action == "RunInstances":

@@ -100,7 +100,9 @@ class Instance:
 
 @dataclass
 class Fleet:
-    """The fleet. New instances accept the key `public`; the environment of their image sees the packages of `python`."""
+    """A set of emulated instances. New instances accept the key `public`, and their Python environment sees the packages of
+    `python`.
+    """
 
     folder: Path
     public: str

@@ -214,7 +214,7 @@ def test_a_node_that_was_taken_is_replaced_and_the_job_goes_on(cluster: Cluster)
 
 
 def test_a_job_that_is_kept_alive_goes_on_when_its_master_was_taken_and_ends_when_it_is_stopped(cluster: Cluster) -> None:
-    """Run two workers on each node with the code of a folder; only the master stores checkpoints."""
+    """Check this with two workers on each node, which run the code of a folder; only the master stores checkpoints."""
     grown = cluster.desk / "code"
     grown.mkdir()
     (grown / "own.txt").write_text("mine")

@@ -156,7 +156,7 @@ def test_the_role_of_the_nodes_reaches_the_clusters_own_part_and_nothing_else(st
 
 
 def test_the_policy_lists_the_clusters_own_names_alone(ec2: Callable[..., Any]) -> None:
-    """Check s3:prefix as AWS evaluates it, which the stand-in does not."""
+    """Check the policy's condition on s3:prefix in its text: AWS evaluates it, but the stand-in does not."""
     where = ("--name", "first", "--checkpoints", "s3://bucket/some/where", "--instance-profile", "nodes")
     made = json.loads(ec2("export", "iam-policy", *where, "--region", "us-gov-west-1").out)
     objects, listing = made["Statement"]
@@ -193,7 +193,9 @@ echo "$@"
 
 
 def test_what_a_job_leaves_is_found_by_the_next_master(nodes: Any, store: Any, tmp_path: Path) -> None:
-    """Check this with the programs on the node, during the job and after it."""
+    """Check with the programs on the node that checkpoints are stored during the job and after it, and that a job that
+    resumes finds them.
+    """
     home = nodes.home("master")
     (home / "psnode/.venv/bin").mkdir(parents=True)
     (home / "psnode/.venv/bin/psnode").write_text(TRAINS)

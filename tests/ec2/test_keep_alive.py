@@ -58,7 +58,7 @@ class Cluster:
 
 
 class Desk:
-    """Settings with their own state, and a clock on which pauses take time."""
+    """A user's settings with their own state directory, and a clock that only pauses advance."""
 
     def __init__(self, folder: Path, **more: Any) -> None:
         self.settings = Settings(name="alive", state_dir=folder, **more)

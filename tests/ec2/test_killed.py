@@ -1,4 +1,6 @@
-"""A launch that is killed at one of its calls and run again gives the same cluster as an undisturbed one, without orphans."""
+"""A launch that is killed at one of its calls and then run again gives the same cluster as an undisturbed launch, without
+orphans.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +100,7 @@ EFFECTS = {
 
 
 def effect(calls: list[str]) -> Counter[str]:
-    """Return the state of the account after these first `calls` of a launch."""
+    """Return the number of resources of each kind that exist after `calls`, the first calls of a launch."""
     there: Counter[str] = Counter()
     for action, each in EFFECTS.items():
         for one in each[: calls.count(action)]:

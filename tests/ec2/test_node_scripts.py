@@ -83,7 +83,7 @@ def test_of_three_runs_at_once_one_starts(node: Path) -> None:
 
 
 def test_what_a_job_leaves_behind_does_not_hold_its_lock(node: Path) -> None:
-    """The job ends while a process that it started continues: the next job can start."""
+    """Check that the next job can start although a process that the ended job started still runs."""
     (node / "bin" / "psnode").write_text('#!/bin/bash\nsetsid sleep 600 >/dev/null 2>&1 &\necho $! >>"$STARTED"\n')
     assert ended(run(node))[0] == 0
     wait_for((node / "work" / "jobs" / "last" / "code").exists)
@@ -96,7 +96,7 @@ def test_what_a_job_leaves_behind_does_not_hold_its_lock(node: Path) -> None:
 
 
 def test_a_job_whose_supervisor_was_killed_still_holds_its_lock(node: Path) -> None:
-    """If the shell around a job is killed, as when memory runs out, the job continues, is listed, can be stopped, and keeps
+    """Check a job whose shell was killed, as when memory runs out: the job continues, is listed, can be stopped, and keeps
     other jobs out.
     """
     assert ended(run(node))[0] == 0
@@ -128,7 +128,9 @@ def alive(process: int) -> bool:
 
 
 def test_a_number_that_another_process_has_now_is_left_alone(node: Path) -> None:
-    """As after a restart of the master: the job ended without an exit code, and another process has its id."""
+    """Check that a process which now has the job's process id is not ended, as after a restart of the master: the job ended
+    without an exit code.
+    """
     other = subprocess.Popen(["sleep", "600"])
     try:
         last = node / "work" / "jobs" / "20260101T000000-1"
@@ -151,7 +153,9 @@ def test_a_number_that_another_process_has_now_is_left_alone(node: Path) -> None
 
 @pytest.mark.parametrize("linked", [False, True])
 def test_the_newest_checkpoint_is_found_where_the_work_lies(tmp_path: Path, linked: bool) -> None:
-    """remote_dir is a folder outside the home directory, or a link to one, as for a larger disk of the node."""
+    """Check this if remote_dir is a folder outside the home directory, or a link to such a folder, as for a larger disk of
+    the node.
+    """
     home, disk = tmp_path / "home", tmp_path / "disk"
     home.mkdir()
     for run, time_ in ((home / "old", 1000), (disk / "psnode" / "runs" / "first", 2000)):

@@ -77,7 +77,9 @@ def test_a_console_of_any_text_is_read() -> None:
 
 
 def test_a_line_that_was_cut_while_it_was_written_pins_nothing(tmp_path: Path) -> None:
-    """After a full disk or a killed command, the key is requested again, and new keys begin on a new line."""
+    """Check that a key whose line was cut is ignored, as after a full disk or a killed command: the key is requested again,
+    on a new line.
+    """
     path = tmp_path / "known_hosts"
     path.write_text(f"i-1 {ED25519}\ni-2 {ED25519[:40]}")
     assert pinned(path) == {"i-1": [ED25519]}

@@ -68,7 +68,7 @@ def test_what_is_no_requirement_is_refused() -> None:
     ids=["token", "both", "quoted"],
 )
 def test_git_sends_the_token_that_no_command_line_holds(tmp_path: Path, who: str, expected: str) -> None:
-    """Use a server that lists a repository's branches to git only if it gets the right credentials."""
+    """Check the token with a server that lists a repository's branches to git only if it gets the right credentials."""
     if shutil.which("git") is None:
         pytest.skip("no git")
     asked: list[str] = []

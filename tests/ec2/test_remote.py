@@ -48,7 +48,7 @@ def test_a_folder_that_is_copied_again_lies_where_it_lay(nodes: Any, tmp_path: P
 
 @pytest.mark.parametrize("into", [True, False])
 def test_what_goes_into_a_folder_keeps_its_name(nodes: Any, into: bool) -> None:
-    """Copy a file and a folder from the desk to the master's home, and back."""
+    """Check the resulting paths when a file and a folder are copied from the desk to the master's home, and back."""
     desk, home = Path.cwd(), nodes.home("master")
     source, target = (desk, home) if into else (home, desk)
     (source / "many").mkdir()
@@ -106,7 +106,7 @@ def test_a_folder_with_a_link_to_itself_is_refused_before_anything_is_sent(nodes
 
 
 def test_the_private_key_does_not_leave_through_a_link(nodes: Any, keyfile: Path) -> None:
-    """This could happen in a folder that another user has made."""
+    """Check that a copied folder with a link to the key is refused; another user could have made such a folder."""
     folder = Path("theirs")
     folder.mkdir()
     (folder / "weights").write_text("x")
@@ -241,7 +241,7 @@ def test_ssh_takes_paths_with_spaces_and_signs_as_they_are(tmp_path: Path) -> No
 
 
 def test_the_host_keys_of_many_nodes_reach_the_master(nodes: Any, tmp_path: Path) -> None:
-    """Three keys for each of 256 nodes are longer than one argument of a command line can be."""
+    """Check this for three keys of each of 256 nodes, which are longer than one argument of a command line can be."""
     lengths = {"ssh-rsa": 372, "ecdsa-sha2-nistp256": 140, "ssh-ed25519": 68}
     known = "".join(f"172.31.0.{n} {kind} {'A' * length}\n" for n in range(256) for kind, length in lengths.items())
     assert len(known) > 131072
@@ -408,7 +408,7 @@ def test_a_master_that_cannot_be_reached_does_not_end_with_what_it_holds(nodes: 
 
 
 def test_shutdown_ends_what_it_has_shown(nodes: Any, aws: Any, api: Any, config: Path) -> None:
-    """Another user completes the cluster while the user is asked to confirm."""
+    """Check that shutdown ends only the nodes that it has listed, and reports nodes that another user has added since."""
     (first,) = re.findall(r"^worker-0 +(\S+)", nodes.ec2("status").out, re.M)
     api.terminate_instances(InstanceIds=[first])
     added: list[str] = []

@@ -1,4 +1,6 @@
-"""Launches that fail at any call, and two concurrent ones in any order: started nodes are reported, those of others untouched."""
+"""Launches that fail at any call, and two concurrent launches in any order: started nodes are reported, and nodes of others
+stay untouched.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ def world_module(ec2_module: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def drawn_ids(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw the ids of launches from the seed too."""
+    """Draw the ids of launches, too, from the test's seed."""
     monkeypatch.setattr(
         "psnode_ec2.launching.secrets.token_hex", lambda length: f"{random.getrandbits(8 * length):0{2 * length}x}"
     )
@@ -89,7 +91,7 @@ def roles(world: Any) -> Counter[str]:
 
 
 def cleared(module: Any, world: Any, key: Path) -> None:
-    """Shut down once EC2 shows everything, and check that only resources of others are left."""
+    """Shut down once EC2 shows everything, and check that only resources of other users are left."""
     world.faults = lambda operation, parameters: None
     world.turns.now += 60
     world.calls.clear()
@@ -109,7 +111,7 @@ PASSING = ["throttled", "internal", "cut before", "cut after"]
 
 
 def fault(module: Any, kind: str, operation: str) -> tuple[bool, Exception]:
-    """Return True if the call takes effect all the same, and the error."""
+    """Return (whether the call takes effect nevertheless, the error that it then raises)."""
     codes = {"throttled": "RequestLimitExceeded", "internal": "InternalError"}
     if kind in codes:
         return False, module.refusal(operation, codes[kind])
@@ -137,7 +139,9 @@ def test_any_call_may_fail_once_and_twice(world_module: Any, keys: list[Path], k
 def test_a_refusal_at_any_call_leaves_nothing_that_is_not_told(
     world_module: Any, keys: list[Path], kind: str, times: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Refuse each call of a launch in turn; with `times` = 2, the second refusal hits the call that ends the nodes."""
+    """Refuse each call of a launch in turn, and check that no node stays without a report. With `times` = 2, the second
+    refusal hits the call that ends the nodes.
+    """
     for number in range(count_calls(world_module, keys)):
         world = new_world(world_module, 0)
 
@@ -225,7 +229,7 @@ STAY = (ec2_errors.NodeLostError, ec2_errors.DeadlineError, ec2_errors.OthersErr
 @pytest.mark.sweep
 @pytest.mark.parametrize("first", range(0, 200, 25))
 def test_two_launches_at_once_settle_or_refuse(world_module: Any, keys: list[Path], first: int) -> None:
-    """Run 200 schedules in all, with a different seed each."""
+    """Check 200 random schedules, each with a different seed."""
     for seed in range(first, first + 25):
         chance = random.Random(seed)
 
@@ -242,7 +246,9 @@ def test_two_launches_at_once_settle_or_refuse(world_module: Any, keys: list[Pat
 
 
 class Taken:
-    """The work of keeping a job alive, where EC2 takes nodes according to the seed; launches are real."""
+    """A stand-in for the cluster of a job that is kept alive: EC2 takes its nodes at random, according to the seed. Its
+    launches are real.
+    """
 
     def __init__(self, world: Any, one: Desk, chance: random.Random) -> None:
         self.world, self.one, self.chance, self.attempts, self.steps = world, one, chance, 0, 0
@@ -280,8 +286,8 @@ class Taken:
 def test_a_job_that_is_kept_alive_beside_another_launch_leaves_nothing_untold(
     world_module: Any, keys: list[Path], first: int, tmp_path: Path
 ) -> None:
-    """Run 100 schedules in which EC2 takes nodes, calls fail, another user launches the same cluster, and
-    shuts down at the end.
+    """Check 100 schedules in which EC2 takes nodes, calls fail, and another user launches the same cluster and shuts down at
+    the end.
     """
     for seed in range(first, first + 25):
         chance = random.Random(seed)
@@ -328,7 +334,7 @@ def check(world: Any, desks: list[Desk], results: list[Any], seed: int) -> None:
 
 
 def advice(module: Any, world: Any, one: Desk, keys: list[Path], seed: int) -> None:
-    """Check that a launch without faults completes the cluster, or that the remedy in its refusal helps."""
+    """Check that a launch without faults completes the cluster, or that following the remedy in its refusal does."""
     world.faults = lambda operation, parameters: None
     world.turns.now += 60
     again = attempt(one)

@@ -231,7 +231,7 @@ def test_what_a_refused_half_started_is_ended_even_if_ec2_does_not_show_it_yet(
 def test_what_another_launch_has_started_meanwhile_outlives_the_failure_of_this_one(
     ec2: Callable[..., Any], aws: Any, api: Any, config: Path
 ) -> None:
-    """Let a second terminal act between the first one's launches of workers and master."""
+    """Check this with a second terminal that starts a node between the first terminal's launches of workers and master."""
     aws.refuse("RunInstances", *NO_ROOM, times=9, applies=lambda form: form["MinCount"] == "1" and not theirs.get("asks"))
     theirs: dict[str, Any] = {}
 
@@ -365,7 +365,7 @@ def test_what_runs_already_counts_at_its_own_price(ec2: Callable[..., Any], aws:
 
 
 def test_volumes_that_outlived_their_nodes_count_under_the_cap(ec2: Callable[..., Any], api: Any) -> None:
-    """Use a cluster without nodes whose last nodes left a volume with its tags."""
+    """Check the hourly price of a launch if the cluster has no nodes, but its last nodes left a volume with its tags."""
     assert ec2("launch", "--yes").code == 0
     found = re.search(r"of cluster (\S+), owner (\S+)$", ec2("status").out, re.M)
     assert found

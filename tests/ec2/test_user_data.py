@@ -104,7 +104,7 @@ done
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="mounting needs root and unshare")
 def test_a_node_ends_when_nothing_of_the_users_has_run_for_so_long(tmp_path: Path) -> None:
-    """The node stays up while a user is logged in, and not because of processes that this tool left."""
+    """Check that a node ends unless a user is logged in; processes that this tool left do not keep it up."""
     (tmp_path / "bin").mkdir()
     for name, text in (
         ("systemctl", ""),

@@ -74,7 +74,9 @@ def wait_for(look: Callable[[], bool]) -> None:
 
 @pytest.fixture
 def started(tmp_path: Path, metadata: Metadata) -> Iterator[Callable[[int], Path]]:
-    """Yield a function that starts the watcher (0) or a rank, and returns the file of its messages."""
+    """Yield a function of a number: it starts the watcher (0) or the rank with this number, and returns the file of its
+    messages.
+    """
     # this user may run other ranks on this machine, so ranks here have a unique name
     name = f"psnode_of_{tmp_path.name}".encode()
     text = SOURCE.read_bytes().replace(rb"-m\0psnode\0train", rb"-m\0" + name + rb"\0train")

@@ -33,8 +33,8 @@ def cut() -> Exception:
 
 @dataclass
 class Turns:
-    """Threads that run one at a time. At each of their calls `random` chooses the next one; `now` is the time
-    of all, in seconds.
+    """Threads that run one at a time. At each of their calls `random` chooses the next thread; `now` is the time in seconds,
+    common to all.
     """
 
     random: random.Random
@@ -45,7 +45,7 @@ class Turns:
     limit: int = 20_000
 
     def pause(self, seconds: float = 0.0) -> None:
-        """Let other threads run, and return `seconds` later."""
+        """Let other threads run, and return once `seconds` of virtual time have passed."""
         me = threading.get_ident()
         if me in self.gates:
             self.waiting[me] = self.now + seconds

@@ -21,7 +21,7 @@ COLORS = {"blue": (20, 20, 220), "green": (20, 200, 20), "red": (220, 20, 20), "
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write noisy images of one colour each, per class 16 for training and 3 for evaluation, and return their folder."""
+    """Write noisy images of one colour each, 16 per class for training and 3 for evaluation, and return their folder."""
     made, rng = tmp_path_factory.mktemp("cifar10"), np.random.default_rng(0)
     for part, count in (("train", 16), ("test", 3)):
         for name, color in COLORS.items():

@@ -92,7 +92,9 @@ def masked(folder: Path) -> Task:
 
 
 def test_masks_are_the_pixels_of_the_shapes(masked: Task, folder: Path) -> None:
-    """Non-background pixels lie in a mask, except a few along slanted edges; each mask fills its box to the edges."""
+    """Check that masks cover the non-background pixels, except a few along slanted edges, and that each mask fills its box
+    to the edges.
+    """
     data = masked.train_data()
     wrong = pixels = 0
     for place in range(len(data)):
@@ -131,7 +133,7 @@ def test_a_flip_moves_masks_with_their_pixels(masked: Task) -> None:
 
 
 def test_precision_of_masks_by_hand(masked: Task) -> None:
-    """A detection covers 6 pixels of an object of 8, and 2 others: 6 of 10 are common."""
+    """Check the overlap of a detection that covers 6 of an object's 8 pixels and 2 other pixels: 6 of 10 are common."""
     module = sys.modules[type(masked).__module__]
     target = {"boxes": torch.tensor([[0.0, 0, 4, 2]]), "labels": torch.tensor([1]), "masks": torch.zeros(1, 4, 4)}
     target["masks"][0, :2] = 1
@@ -159,7 +161,9 @@ def test_annotations_without_polygons_are_refused(folder: Path, tmp_path: Path) 
 
 @pytest.mark.long
 def test_two_workers_learn_masks(masked: Task, tmp_path: Path) -> None:
-    """The fifth loss falls too, and both precisions are reported."""
+    """Check that the loss, which has a fifth term for masks, falls by a quarter, and that the precisions of boxes and masks
+    are reported.
+    """
     config = Config(
         train_dir=tmp_path, local=2, scheme="topk:ratio=0.05", optimizer="adam", lr=0.003, batch_size=4, max_steps=30,
         eval_freq=30, threads=1, tensorboard=False,

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is d
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make the base model and a text of 20 000 letters in which each letter determines the next, and return their folder."""
+    """Make the base model and a text of 20 000 letters, in which each letter determines the next; return their folder."""
     made = tmp_path_factory.mktemp("lora")
     with pytest.raises(ConfigurationError, match=r"lora\.py base FOLDER makes one"):
         load_task(EXAMPLE, {"base": str(made)})

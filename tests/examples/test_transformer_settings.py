@@ -24,7 +24,9 @@ def task() -> Any:
 
 
 def by_torch() -> tuple[list[float], list[float]]:
-    """Return loss and gradient norm of each step: AdamW without decay on norms and biases, bf16, clipping, WSD."""
+    """Return loss and gradient norm of each step of a plain PyTorch loop: AdamW without decay on norms and biases, bf16,
+    clipping, WSD.
+    """
     charlm = task()
     torch.manual_seed(SEED)
     model, data = charlm.model(), charlm.train_data()

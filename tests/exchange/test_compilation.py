@@ -1,4 +1,6 @@
-"""Kernels are ready before the first step: all that a run needs are compiled once, with a message meanwhile."""
+"""Kernels are ready before the first step: all kernels that a run needs are compiled once, and a message reports the
+compilation.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,9 @@ def test_a_process_that_compiles_imports_neither_torch_nor_mpi() -> None:
 
 @pytest.mark.long
 def test_a_cold_cache_is_filled_once_and_told(tmp_path: Path) -> None:
-    """Use the cheapest scheme, whose few kernels take a second or two."""
+    """Check the messages of a first run, and that a second run has none, with the cheapest scheme, whose few kernels take a
+    second or two.
+    """
     program = "from psnode.cli import main; import sys; sys.exit(main(sys.argv[1:]))"
     told = []
     for name in ("first", "second"):
@@ -113,7 +117,9 @@ def test_pieces_survive_the_way_to_a_child_and_can_be_run_there(scheme: str) -> 
 
 
 def test_a_segment_that_ends_inside_a_row_is_among_those_that_are_prepared() -> None:
-    """An incomplete row needs its own kernels; here neither the smallest nor the largest segment has one."""
+    """Check that a segment with an incomplete row, which needs its own kernels, is prepared; the smallest and the largest
+    segment have no such row.
+    """
     coded = [piece for piece in pieces("minmax", (64, 64), (75, 75), (96, 96)) if piece.codec.startswith("minmax")]
     assert coded and all(piece.shapes == ((4096,), (5625,), (9216,)) for piece in coded)
 
@@ -168,7 +174,9 @@ def test_parts_of_the_polar_code_have_all_its_kernels_and_each_its_own() -> None
 
 
 def test_parts_are_compiled_first_and_apart() -> None:
-    """Here gradients and weights have one codec, whose parts are not repeated."""
+    """Check that the four parts of polar-2bit are the first jobs, each on its own. Gradients and weights have one codec, so
+    each part appears once.
+    """
     jobs = _jobs(pieces("polar-2bit"))
     assert [[piece.what for piece in job] for job in jobs[:4]] == [[PART]] * 4
     assert [job[0].rule for job in jobs[:4]] == [(0,), (1,), (2,), (3,)]
@@ -178,9 +186,10 @@ def test_parts_are_compiled_first_and_apart() -> None:
 @pytest.mark.parametrize("cores", [2, 6])
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_rest_of_a_codec_follows_its_parts(cores: int, fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A part takes a while, so that a job which does not wait for the parts overtakes them.
+    """Check that the rest of a codec is compiled after its parts. A part takes a while, so a job that did not wait for the
+    parts would overtake them.
 
-    A child that has ended answers nothing. The assertions hold on a machine of any speed.
+    A child process that has ended answers nothing. The assertions hold on a machine of any speed.
     """
     taken: list[Piece] = []
 

@@ -106,7 +106,7 @@ class Sender:
 
 
 def nonzero(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return memories that are not zero, with their rates, which mean nothing without a memory."""
+    """Return the memories that are not zero, and their rates; the rate of a zero memory has no meaning."""
     kept = {name: value for name, value in arrays.items() if value.any() and not name.startswith("feedback/rate/")}
     rates = {name.replace("/residual/", "/rate/") for name in kept if "/residual/" in name} & arrays.keys()
     return kept | {name: arrays[name] for name in rates}
@@ -157,7 +157,9 @@ def test_by_the_same_plan_the_next_steps_are_the_same(tmp_path: Path, rule: str)
 
 @pytest.mark.parametrize(("rule", "memory"), [("ef", "residual"), ("momentum factor masking", "velocity")])
 def test_what_a_tensor_is_owed_leaves_at_once_where_it_is_compressed_no_more(tmp_path: Path, rule: str, memory: str) -> None:
-    """A gradient of zeros then sends all of the memory, except for DGC's momentum, which is added."""
+    """Check that a gradient of zeros sends all of a tensor's memory once the tensor is no longer compressed, plus DGC's
+    momentum times .9.
+    """
     scheme = resolve(Config(**RULES[rule]))
     with Sender(scheme, **PLANS["whole"]) as one, Sender(scheme, **PLANS["all as they are"]) as other:
         one.step(1)
@@ -176,7 +178,9 @@ def test_what_a_tensor_is_owed_leaves_at_once_where_it_is_compressed_no_more(tmp
 
 
 def test_memories_in_units_of_unlike_learning_rates_stay_what_they_are_in_weights(tmp_path: Path) -> None:
-    """A tensor that was left out for some steps is coded in one segment with other tensors."""
+    """Check residuals that were written at different learning rates and are coded in one segment: rate times residual stays.
+    A tensor that was left out for some steps has another rate.
+    """
     scheme = resolve(Config(**RULES["ef in weights"]))
     rng, tensors = np.random.default_rng(3), {}
     rates = {tensor.name: rate for tensor, rate in zip(TENSORS, (0.5, 0.25, 0.25, 0.125, 0.5, 0.5), strict=True)}
@@ -231,7 +235,7 @@ def test_state_of_another_run_is_refused_in_one_line(tmp_path: Path, changed: di
 
 
 def test_a_tensor_that_is_cut_over_segments_of_which_one_is_whole_has_one_entry() -> None:
-    """Make a plan in which one of the two segments of a tensor is sent uncoded."""
+    """Check this with a plan in which one of the two segments of a tensor is sent uncoded."""
     tensors = (Tensor("w", (100, 100)),)
     plan = Plan.from_dict(
         {"tensors": [["w", [100, 100]]], "groups": [[["topk:ratio=0.01", 0, [4096]]], [["identity", 4096, [5904]]]]}

@@ -1,4 +1,6 @@
-"""Bytes in flight between the master and a rank: an account that is questioned, held and released."""
+"""The account of the bytes in flight between the master and a rank: weights are held back, questions asked, and weights
+released.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +111,9 @@ def test_at_the_end_everybody_is_released_and_who_is_lost_is_not() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_whatever_ranks_do_no_more_than_the_bound_lies_between(seed: int) -> None:
-    """Ranks take their weights in pieces, or nothing for long, and are compared with a model of each rank's queue."""
+    """Check that at most the bound is in flight, by a model of each rank's queue. Ranks take their weights in pieces, or
+    nothing for long.
+    """
     rng = random.Random(seed)
     weights, version_bytes = 30 * MIB, 7 * MIB
     found = FlowControl(weights)

@@ -37,7 +37,9 @@ def vectors(uses: tuple[object, ...], vector: int) -> dict[str, float]:
 
 
 def test_error_feedback_keeps_weights_gradient_and_residual_on_a_worker() -> None:
-    """One top-k coordinate in 100 takes 1.5 % of float32's bytes: 32 bits, and about eight for the index."""
+    """Check the vectors of a worker and of the master. A top-k coordinate in 100 takes 1.5 % of float32's bytes: 32 bits,
+    and about eight for the index.
+    """
     found = need("topk", workers=3)
     assert found.vector == 4 * SIZE
     worker = vectors(found.worker, found.vector)
@@ -71,9 +73,11 @@ def test_memories_of_optimizers_are_those_of_their_papers(optimizer: str, expect
 
 
 def test_workers_that_update_all_weights_hold_all_that_a_master_would() -> None:
-    """Adam has two memories; the coded gradients of three workers come in; the master keeps the weights for checkpoints alone.
+    """Check `gather`: a worker also holds Adam's two memories and the coded gradients of three workers; the master keeps the
+    weights only for checkpoints.
 
-    For these it gets weights and memories in one answer, which is held as a frame, as a file and as tensors. A worker packs them.
+    For a checkpoint the master gets weights and memories in one answer, which it holds as a frame, as a file and as tensors.
+    A worker packs this answer.
     """
     settings = {"optimizer": "adam", "downlink": "dense"}
     central, copied = (need("topk", workers=3, topology=topology, **settings) for topology in ("star", "gather"))
@@ -83,10 +87,10 @@ def test_workers_that_update_all_weights_hold_all_that_a_master_would() -> None:
 
 
 def test_a_master_with_a_part_of_the_weights_holds_that_part_of_all_that_updates_them() -> None:
-    """With three workers the master has two of five parts, and each worker has one.
+    """Check a mesh of three workers, whose master has two of five parts of the weights, and each worker one part.
 
-    For a checkpoint the master gathers x, y and two memories of AdamW, in answers of a fifth of this; one of them is held three
-    times. A worker packs its fifth.
+    For a checkpoint the master gathers x, y and two memories of AdamW, in answers of a fifth of these; it holds one answer
+    three times. A worker packs its fifth.
     """
     settings = {"optimizer": "adamw", "lr": 0.001}
     central, dealt = (need("topk", workers=3, topology=topology, **settings) for topology in ("star", "mesh:master=auto"))
@@ -105,7 +109,7 @@ def test_servers_hold_equal_parts_of_all_that_updates_weights_and_workers_hold_n
 
 
 def test_a_host_counts_what_its_servers_hold() -> None:
-    """Ranks 2 and 3 are servers, and hold more than a worker."""
+    """Check a host with the two servers, ranks 2 and 3, each of which holds more than a worker."""
     found = Footprint(10, (), (Use("worker", 20.0),), (Use("server", 50.0),))
     require_memory(found, {1: ready("a", 10), 2: ready("b", 80), 3: ready("b", 80)}, {2, 3})
     with pytest.raises(ConfigurationError, match=r"^2 ranks on b will need .* and 0.08 kB are left there"):
@@ -118,7 +122,7 @@ def test_adafactor_keeps_a_row_and_a_column() -> None:
 
 
 def table() -> str:
-    """Return the table of docs/memory.md: a model with almost all values compressed, and four workers."""
+    """Return the table of docs/memory.md, for a model with almost all values compressed and four workers."""
     tensors = [Tensor("embedding", (8192, 512)), Tensor("mlp", (512, 2048)), Tensor("attention", (512, 1536))]
     lines = ["| scheme | master, SGD | master, AdamW | worker |", "|---|---:|---:|---:|"]
     for name, scheme in SCHEMES.items():
@@ -144,7 +148,9 @@ def ready(host: str, free: int | None) -> Ready:
 
 
 def test_a_host_whose_ranks_do_not_fit_is_named() -> None:
-    """A worker needs 3.03 vectors of 4 MiB, one of which is its model."""
+    """Check the error for two workers on one host. A worker needs 3.03 vectors of 4 MiB, one of which, its model, is already
+    in memory.
+    """
     found = need("topk", workers=3)
     fits = int(2 * 2.1 * found.vector)
     require_memory(found, {1: ready("a", fits), 2: ready("a", fits), 3: ready("b", None)})

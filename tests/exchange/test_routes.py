@@ -51,7 +51,9 @@ def test_ways_up_end_at_the_root_and_ways_down_reach_every_reader_once(topology:
 
 @pytest.mark.parametrize(("workers", "spares"), [(1, 0), (2, 1), (5, 0), (7, 2), (12, 0)])
 def test_weights_reach_every_rank_that_is_to_get_them_once_whoever_is_left_out(workers: int, spares: int) -> None:
-    """A rank that passes weights on has its whole subtree among the readers, so no other rank gets them."""
+    """Check that each reader gets the weights once, for random sets of readers. A rank that passes weights on has its whole
+    subtree among the readers.
+    """
     layout, rng = Layout(workers, spares), np.random.default_rng(workers)
     [route, *_] = routes_of(layout, PLAN, "star:down=tree")
     parents = {rank: 0 if rank <= 2 or rank > workers else (rank - 1) // 2 for rank in layout.readers}
@@ -91,7 +93,9 @@ def test_the_largest_part_of_a_mesh_is_at_most_four_thirds_of_the_least_possible
 
 @pytest.mark.parametrize("workers", [2, 3, 5, 16])
 def test_the_master_of_a_mesh_has_the_part_of_a_server_without_a_worker(workers: int) -> None:
-    """Compare with the shares of BytePS for one such server, and with every other share of the master, way by way."""
+    """Compare the master's share with that of BytePS for a server without a worker, and check that no other share makes the
+    busiest link less busy.
+    """
     layout, groups = Layout(workers), 4 * (workers + 2)
     roots = [route.root for route in routes_of(layout, plan_of([7] * groups), "mesh:master=auto")]
     below = workers**2 + workers - 2
@@ -102,13 +106,17 @@ def test_the_master_of_a_mesh_has_the_part_of_a_server_without_a_worker(workers:
 
 
 def _busiest(workers: int, master: Fraction) -> Fraction:
-    """Return the most that a link carries one way, of gradients and weights of size 1; workers share the rest alike."""
+    """Return the load of the busiest link in one direction, for gradients and weights of size 1. The workers share equally
+    the part that the master does not have.
+    """
     own = (1 - master) / workers
     return max(workers * master, (1 - own) + (workers - 1) * own)
 
 
 def test_the_largest_groups_go_where_they_fill_the_least_of_a_share() -> None:
-    """Shares are 2, 1, 1: 9 goes to the master (4.5), 8 to rank 1, 6 to rank 2 (not 7.5), 5 to the master (7), 1 to rank 2."""
+    """Check groups of sizes 9, 8, 6, 5 and 1 with shares 2, 1, 1: 9 goes to the master (load 4.5), 8 to rank 1, 6 to rank 2
+    (not 7.5 on the master), 5 to the master (7), 1 to rank 2.
+    """
     roots = [route.root for route in routes_of(Layout(2), plan_of([1, 5, 6, 8, 9]), "mesh:master=auto")]
     by_size = dict(zip([group.size for group in plan_of([1, 5, 6, 8, 9]).groups], roots, strict=True))
     assert by_size == {9: 0, 8: 1, 6: 2, 5: 0, 1: 2}
@@ -116,7 +124,9 @@ def test_the_largest_groups_go_where_they_fill_the_least_of_a_share() -> None:
 
 @pytest.mark.parametrize("topology", ["mesh", "mesh:master=auto"])
 def test_every_group_goes_where_no_other_rank_would_be_better(topology: str) -> None:
-    """Compare with a trial of every rank for every group, the largest group first; of equal ranks the lowest has it."""
+    """Compare with a trial of every rank for every group, the largest group first; among equally good ranks the lowest gets
+    the group.
+    """
     rng = np.random.default_rng(4)
     for workers in (1, 2, 3, 7, 30):
         plan = plan_of([int(size) for size in rng.choice([8, 8, 16, 999, *rng.integers(1, 1000, 4)], 90)])
@@ -185,7 +195,9 @@ def test_in_a_gather_every_worker_sends_to_all_workers_and_has_weights_from_itse
 
 @pytest.mark.parametrize("topology", ["star", "star:down=tree", "mesh", "mesh:master=auto", "gather"])
 def test_bytes_of_a_step_are_those_of_the_ways_between_different_ranks(topology: str) -> None:
-    """Count them way by way, for groups of equal sizes, of which each worker's gradient has 5 bytes and the weights have 7."""
+    """Compare with a count over all pairs of different ranks, for groups of equal size: a worker's gradient of a group has 5
+    bytes, and its weights have 7.
+    """
     layout, groups = Layout(3), 5
     up = down = 0
     for route in routes_of(layout, plan_of([64] * groups), topology):

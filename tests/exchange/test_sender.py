@@ -71,7 +71,9 @@ def received(master: FrameChannel) -> tuple[Kind, bytes]:
 def test_a_gradient_that_is_not_finite_changes_no_memory(
     place: int, given: Given, ends: tuple[FrameChannel, FrameChannel], sender: GradientSender
 ) -> None:
-    """Place the value in the first segment, in the second part of the second, and in the segment that is sent uncoded."""
+    """Check this for a value in the first segment, in the second part of the second segment, and in the segment that is sent
+    uncoded.
+    """
     step(sender, 1)
     assert received(ends[0])[0] is Kind.GRADIENT
     before = residual(sender)
@@ -97,7 +99,9 @@ def test_a_gradient_that_is_not_finite_changes_no_memory(
 def test_huge_values_beside_a_nan_are_not_sent_later(
     given: Given, ends: tuple[FrameChannel, FrameChannel], sender: GradientSender
 ) -> None:
-    """Cover payloads that are added back and codebooks that are fitted: all values are then checked first."""
+    """Check that huge values in a gradient with a NaN do not enter the residual, also for payloads that are added back and
+    for codebooks that are fitted.
+    """
     good = given.vector.copy()
     given.vector[7], given.vector[99], given.vector[7900] = 1e30, 1.2345e24, np.nan
     step(sender, 1)
@@ -117,7 +121,9 @@ def test_a_residual_that_overflows_is_an_error_and_nothing_to_skip(given: Given,
 
 
 def test_what_a_round_of_several_steps_did_not_use_returns_by_its_last_step(given: Given, sender: GradientSender) -> None:
-    """With error feedback residual + payload = gradient in the first round, so that the whole gradient returns."""
+    """Check that only the round's last step returns its gradient. In the first round residual + payload = gradient, so the
+    whole gradient returns.
+    """
     now = Round(0, 1, steps=3)
     sender.begin(now, measure=False)
     sender.push(0)

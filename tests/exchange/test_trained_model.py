@@ -1,4 +1,6 @@
-"""The model computes with the weights that the master published, or the run ends and names the parameter that it wrote."""
+"""The model computes with the weights that the master published. If the model has written a parameter, the run ends and
+names it.
+"""
 
 from __future__ import annotations
 
@@ -117,7 +119,9 @@ def test_a_parameter_that_moved_with_its_values_is_a_view_again() -> None:
 
 
 def test_weights_that_changed_under_a_moved_parameter_are_taken_over() -> None:
-    """Cover a step that is not taken: the next version arrived after its forward pass."""
+    """Check that a moved parameter gets the new values of the vector in a step that is not taken: the next version arrived
+    after its forward pass.
+    """
     found = trained()
     found.parameters["bias"].data = found.parameters["bias"].data.clone()
     found.vector[:] = 7

@@ -1,4 +1,4 @@
-"""Versions of the weights from several senders: the replica does not depend on their order, and memory is bounded."""
+"""Versions of the weights from several senders: the replica does not depend on the order of messages, and memory is bounded."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Reader:
             self.ends[message.sender].send(READER, 0, [message.sealed()])
 
     def answers(self) -> list[int]:
-        """Return the versions of the questions that the master has received answers to."""
+        """Return the versions for which this worker's answer to a question has reached the master."""
         found, master = [], FrameChannel(self.ends[0])
         try:
             while True:
@@ -89,7 +89,7 @@ class Reader:
 
 
 def part(version: int, group: int, rng: np.random.Generator, *, kind: Kind = Kind.DELTA, of: Floats | None = None) -> Message:
-    """Return a part of a version, with random values or with `of`."""
+    """Return the message with the part of a version for `group`, with the values `of` or random values."""
     values = rng.standard_normal(SIZES[group]).astype(np.float32) if of is None else of
     return Message(SOURCES[group], kind, version, group=group, values=values)
 
@@ -148,7 +148,9 @@ def run_of(versions: int, rng: np.random.Generator) -> tuple[list[Message], list
 
 
 def test_every_interleaving_of_two_versions_ends_in_the_same_weights() -> None:
-    """Try all 560 orders: parts of version 2 may precede the end of version 1, and this end may precede version 1's last part."""
+    """Check all 560 orders: parts of version 2 may precede the end of version 1, and this end may precede version 1's last
+    part.
+    """
     rng = np.random.default_rng(1)
     sources = (1, 1, 2, 2)
     streams: dict[int, list[Message]] = {0: [], 1: [], 2: []}
@@ -212,7 +214,7 @@ def test_random_interleavings_of_many_versions_give_each_version_bit_for_bit(see
 
 @pytest.mark.parametrize("seed", range(30))
 def test_a_worker_that_returns_goes_on_from_whole_weights_whatever_their_order(seed: int) -> None:
-    """The worker was suspended during version 1, and was never sent versions 2 and 3."""
+    """Check a worker that was suspended during version 1 and was never sent versions 2 and 3."""
     rng = np.random.default_rng(seed)
     start = [part(0, group, rng, kind=Kind.WEIGHTS) for group in range(len(SIZES))]
     rest = [part(1, group, rng) for group in (0, 1)]
@@ -240,7 +242,7 @@ def test_a_worker_that_returns_goes_on_from_whole_weights_whatever_their_order(s
 
 @pytest.mark.parametrize("seed", range(20))
 def test_whole_weights_may_follow_the_changes_of_the_same_version(seed: int) -> None:
-    """A worker that is readmitted at once is sent again the version that it has or is receiving."""
+    """Check a worker that is readmitted at once, and is sent again the version that it has or is receiving."""
     rng = np.random.default_rng(seed)
     y = np.zeros(PLAN.size, np.float32)
     messages = []
@@ -311,7 +313,9 @@ def test_a_worker_is_behind_if_it_has_to_answer_before_a_version_comes() -> None
 
 
 def test_frames_behind_the_last_version_are_left_to_others() -> None:
-    """Without waiting for rounds, the receiver reads ahead; the PLAN after a rehearsal, and END, are for other readers."""
+    """Check that the receiver, which reads ahead without waiting for rounds, leaves the PLAN after a rehearsal, and END, to
+    other readers.
+    """
     rng = np.random.default_rng(5)
     reader = Reader()
     parts = [part(1, group, rng) for group in range(len(SIZES))]
@@ -324,7 +328,7 @@ def test_frames_behind_the_last_version_are_left_to_others() -> None:
 
 
 def lies(rng: np.random.Generator) -> dict[str, tuple[list[Message], str, int]]:
-    """Return frames that no order explains, with the reported reason and the rank that is blamed."""
+    """Return, by name, sequences of frames that no order explains, each with the reported reason and the rank that is blamed."""
     first = [part(1, group, rng) for group in range(len(SIZES))]
     second = [part(2, group, rng) for group in range(len(SIZES))]
     foreign = Message(2, Kind.DELTA, 1, group=0, values=np.zeros(SIZES[0], np.float32))
@@ -358,7 +362,7 @@ def test_frames_that_no_order_explains_are_refused_by_sender_in_one_line(name: s
 
 
 def test_a_sender_that_runs_ahead_fills_no_more_memory_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Send parts of versions that are never due."""
+    """Check the error, and its blame of the sender, when parts of versions that are never due exceed the limit."""
     monkeypatch.setattr("psnode.exchange.weights_receiver.limit_of", lambda weights: 25_000)
     reader = Reader()
     reader.receiver.expect(1)
@@ -374,7 +378,7 @@ def test_a_sender_that_runs_ahead_fills_no_more_memory_than_the_limit(monkeypatc
 
 
 def test_dropped_frames_give_their_memory_back() -> None:
-    """Use whole weights that replace a change, and parts of skipped versions."""
+    """Check that memory is released when whole weights replace a change, and when parts belong to skipped versions."""
     rng = np.random.default_rng(8)
     reader = Reader()
     released: list[int] = []
@@ -395,9 +399,10 @@ def test_dropped_frames_give_their_memory_back() -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_parts_may_come_twice_by_two_ways_that_have_no_order(seed: int) -> None:
-    """Rank 1 passes on all changes but some of one or two versions, which the root, rank 0, sends as whole weights itself.
+    """Check parts that come as changes from rank 1, which passes them on, and as whole weights from rank 0, the root.
 
-    Both have an order of their own, and any part may be the later one of two that are equal.
+    Rank 1 passes on all changes except some of two versions, for which the root sends whole weights. Each sender keeps its
+    own order, and either copy of a part may come last.
     """
     rng, shuffle = np.random.default_rng(seed), random.Random(seed)
     y, expected = np.zeros(PLAN.size, np.float32), list[Floats]()

@@ -31,8 +31,8 @@ def begun(pid: int) -> int:
 
 
 class Job:
-    """A job of `workers` workers that writes to `train_dir`. `deadline` is that of rounds in seconds; if
-    empty, psnode's default.
+    """A job of `workers` workers that writes to `train_dir`. `deadline` is the deadline of a round in seconds, or empty for
+    psnode's default.
     """
 
     def __init__(self, train_dir: Path, workers: int, *flags: str, launch: Sequence[str] = (), deadline: str = "60") -> None:

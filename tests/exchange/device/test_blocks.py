@@ -1,4 +1,4 @@
-"""Codes of variable length on a device: only as many bytes are copied as the payload has."""
+"""Codes of variable length on a device: only the payload's bytes are copied."""
 
 from __future__ import annotations
 
@@ -78,7 +78,9 @@ def test_what_is_not_finite_is_told_and_the_next_body_is_sound() -> None:
 @pytest.mark.usefixtures("cupy")
 @pytest.mark.parametrize("spec", ["dithered", "natural", "tbq", "tbq:tau=3"])
 def test_weights_are_changed_where_they_lie_and_zeros_keep_their_sign(spec: str) -> None:
-    """A block that lists values must leave all other weights alone; a dense block adds zeros."""
+    """Check that weights of -0 change exactly as on the host: a block that lists values leaves all other weights alone, and
+    a dense block adds zeros.
+    """
     size, codec = SIZES[-1], get_codec(spec).contractive()
     plan = Plan.from_dict({"tensors": [["a", [size]]], "groups": [[[spec, 0, [size]]]]})
     weights = torch.full((size,), -0.0)
@@ -94,7 +96,9 @@ def test_weights_are_changed_where_they_lie_and_zeros_keep_their_sign(spec: str)
 @pytest.mark.usefixtures("cupy")
 @pytest.mark.parametrize("scale", [0.0, 2.0**-3, 2.0**100])
 def test_only_as_many_bits_as_the_exponents_need_come_and_go(scale: float) -> None:
-    """Code widths from zero to nine bits, one after another, with the same coder."""
+    """Check code widths from zero to nine bits, one after another with the same coder: payloads and decoded values equal the
+    host's.
+    """
     size, codec = 3 * 512 + 77, get_codec("natural")
     coder, values = coder_of("natural", size), torch.zeros(3 * 512 + 512)
     for x in (gaussian(size) * np.float32(scale), mixed(size), np.resize(np.float32([2.0**127, 2.0**-149, 0]), size)):
@@ -132,7 +136,9 @@ def test_a_change_with_exponents_that_float32_has_not_leaves_weights_as_they_are
     ("at", "value", "what"), [(24 + 3, 0x80, "scale"), (24 + 4, 9, "bits"), (24 + 5, 1, "zeros"), (8, None, "")]
 )
 def test_a_change_with_scales_or_widths_that_encode_never_writes_is_refused(at: int, value: int | None, what: str) -> None:
-    """The device refuses the same payloads as the host. Another key is accepted: the dither comes from the key in the payload."""
+    """Check that the device refuses the same payloads as the host. A changed key is accepted, since the dither follows from
+    the key in the payload.
+    """
     size, codec = 700, get_codec("dithered")
     plan = Plan.from_dict({"tensors": [["a", [size]]], "groups": [[["dithered", 0, [size]]]]})
     weights, expected = torch.ones(size), np.ones(size, np.float32)

@@ -122,7 +122,9 @@ def test_a_half_that_is_not_finite_changes_nothing(spec: str, code: int) -> None
 
 @pytest.mark.usefixtures("cupy")
 def test_other_parameters_in_as_many_bits_change_nothing() -> None:
-    """Use codes of 4 bits with 5 levels, and with 7."""
+    """Check that a codec of 5 levels refuses a payload of 7 levels, and leaves the weights unchanged, although both use
+    codes of 4 bits.
+    """
     ours, theirs = (get_codec(f"qsgd:levels={levels}").contractive() for levels in (5, 7))
     weights = torch.from_numpy(normal(2, 700))
     with pytest.raises(PayloadError, match="levels"):
@@ -138,7 +140,7 @@ def test_a_segment_without_values_is_left_alone() -> None:
 
 
 def test_the_host_has_no_part_in_a_change_of_a_replica_on_a_device(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fill the host's copy with NaN, so that any value taken from there would show."""
+    """Check this by filling the host's copy of the weights with NaN, so that any value taken from this copy would show."""
     monkeypatch.setattr("psnode.exchange.replica._is_host", lambda device: False)
     model = nn.Linear(40, 75)  # 3000 weights and 75 biases
     tensors = [["weight", [75, 40]], ["bias", [75]]]

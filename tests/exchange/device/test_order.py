@@ -29,7 +29,9 @@ def streams(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Streams:
 
 
 def test_memories_come_to_the_host_behind_the_masking_of_momenta(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check that the coding stream masks after the wait for the payload, since no other code waits for the masking."""
+    """Check that reading the memories waits for an event that the coding stream records after the masking; no other code
+    waits for the masking.
+    """
     whole, read = DeviceSegment._forget, torch.Tensor.cpu
 
     def forget(segment: DeviceSegment, *given: object) -> None:
@@ -75,7 +77,7 @@ def test_memories_that_are_home_are_waited_for_no_more(streams: Streams) -> None
 def test_a_change_on_a_stream_of_the_models_own_is_there_before_anybody_uses_it(
     streams: Streams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A module may enter a stream, on which gradients are then added, while later layers use another stream."""
+    """Check that the host waits for a change that is made on a module's own stream, since later layers may use another stream."""
     monkeypatch.setattr("psnode.exchange.replica._is_host", lambda device: False)
     plan = Plan.from_dict({"tensors": [["weight", [75, 40]]], "groups": [[["qsgd", 0, [3000]]]]})
     replica, codec = Replica(torch.zeros(3000)), get_codec("qsgd").contractive()

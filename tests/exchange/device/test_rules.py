@@ -27,7 +27,7 @@ with_gxx = pytest.mark.skipif(not GXX, reason="no g++ to build CUDA text as C++"
 
 @dataclass(frozen=True, repr=False)
 class Few(Fp16):
-    """fp16, declared to send only values that do not decode to zero."""
+    """A variant of fp16 that is declared sparse: it claims to send only the values that do not decode to zero."""
 
     @property
     def traits(self) -> Traits:
@@ -119,7 +119,7 @@ def test_rules_of_ones_own_are_the_hosts() -> None:
 @with_gxx
 @pytest.mark.parametrize("rule", ["ef", "none", "momentum", "dgc"])
 def test_phases_whose_codecs_need_more_room_keep_the_memories(rule: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """fp16 and scaledsign code one row at a time, terngrad five."""
+    """Check that memories survive changes of codec between phases: fp16 and scaledsign code one row at a time, terngrad five."""
     install(monkeypatch, tmp_path)
     feedback = get_feedback(rule)
     codecs = [get_codec(spec) for spec in ("fp16", "terngrad", "scaledsign", "terngrad")]

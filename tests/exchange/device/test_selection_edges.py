@@ -36,7 +36,7 @@ def cupy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeCupy:
 
 
 class Pushed:
-    """A segment of `size` values on the device with error feedback, coded by `codecs`."""
+    """A segment of `size` values on the device, with error feedback, coded by `codecs`."""
 
     def __init__(self, size: int, *codecs: Codec) -> None:
         rule = get_feedback("ef")
@@ -55,7 +55,9 @@ class Pushed:
 @pytest.mark.usefixtures("cupy")
 @pytest.mark.parametrize("spec", ["topk", "topk+fp16", "graddrop", "randk:ratio=1.0,scaled=false", "topk+onebit"])
 def test_a_sum_that_is_not_finite_is_reported_as_it_was(spec: str) -> None:
-    """The selection must not be subtracted first: infinity minus infinity is NaN."""
+    """Check that the error shows the infinite sum: if the selection were subtracted first, infinity minus infinity would be
+    NaN.
+    """
     codec, gradient = get_codec(spec), np.zeros(3000, np.float32)
     pushed = Pushed(gradient.size, codec)
     pushed.residual[1234] = gradient[1234] = -3e38
@@ -65,7 +67,9 @@ def test_a_sum_that_is_not_finite_is_reported_as_it_was(spec: str) -> None:
 
 @with_gxx
 def test_the_norm_of_zeros_is_not_added_up_one_after_the_other(cupy: FakeCupy) -> None:
-    """On a device a single warp would take a second to add 2^24 values."""
+    """Check that the kernel for norms does not run on zeros: on a device, a single warp would take a second to add 2^24
+    values.
+    """
     codec = get_codec("threshold")
     pushed = Pushed(5000, codec)
     zeros = np.zeros(5000, np.float32)
@@ -90,7 +94,8 @@ def test_of_an_earlier_phase_nothing_stays_on_the_device() -> None:
 
 
 def test_groups_of_gaps_are_fitted_where_powers_are_not_exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The code is the same if pow returns the next smaller float, since CUDA's pow may be wrong in the last place.
+    """Check that the code of indices is the same if pow returns the next smaller float, since CUDA's pow may be wrong in the
+    last place.
 
     The last group has 25 gaps with the sum 81; its best width b = 1 depends on the last bit of 2^1.
     """
@@ -111,7 +116,7 @@ def test_groups_of_gaps_are_fitted_where_powers_are_not_exact(monkeypatch: pytes
 
 @dataclass(frozen=True, repr=False)
 class Own(Selector):
-    """A selection from outside psnode, with id "own", that selects values of at least 2."""
+    """A selection from outside psnode, with id "own", which selects values of at least 2."""
 
     id = "own"
     number = 200
@@ -124,7 +129,7 @@ class Own(Selector):
 
 
 class Changed(Own):
-    """The selection Own in a later version, with another code of indices."""
+    """A later version of the selection Own, with another code of indices."""
 
     def _write_indices(self, selected: Words32, key: Words, size: int, side: Bytes) -> int:
         return indices.write((size - 1 - selected)[::-1].copy(), size, side)

@@ -28,7 +28,7 @@ def streams(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Streams:
 
 
 def notes(streams: Streams) -> list[str]:
-    """Return the notes since the last call."""
+    """Return the actions that were noted since the last call."""
     found, streams.notes[:] = [note[0] for note in streams.notes], []
     return found
 
@@ -52,7 +52,9 @@ def test_what_goes_up_leaves_before_the_room_is_used_again(streams: Streams) -> 
 
 
 def test_copies_are_waited_for_where_the_memory_lies(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thread's current device may be another one, as in the doctor, which checks devices one after another."""
+    """Check that a copy is waited for on the device of its memory. The thread's current device may differ, as in the doctor,
+    which checks devices one after another.
+    """
     monkeypatch.setattr(
         torch.cuda, "current_stream", lambda device=None: Stream(name="elsewhere" if device is None else str(device))
     )
@@ -84,7 +86,7 @@ def test_memory_is_pinned_beside_cuda_and_taken_at_the_first_use(
 
 @pytest.mark.skipif(not GXX, reason="no g++ to build CUDA text as C++")
 def test_a_step_waits_for_copies_of_payloads_alone(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check too that payloads pass only through staging buffers."""
+    """Check that a step waits only for copies of payloads, and that payloads pass only through staging buffers."""
     both = Both("ef")
     monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: pytest.fail("a copy through pageable memory"))
     for sender, master in zip(both.senders, both.masters, strict=True):

@@ -84,7 +84,9 @@ def test_training_on_a_device_gives_the_weights_and_residuals_of_the_host(
 def test_weights_that_are_changed_on_the_device_alone_are_those_of_the_host(
     cupy: FakeCupy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
 ) -> None:
-    """The model has its own memory, hashed after every step; the host keeps no values that the device changes."""
+    """Check the weights against the host's after every step. The model has its own memory, and the host keeps no values that
+    the device changes.
+    """
     assert run(Config(train_dir=tmp_path / "host", **SETTINGS, **settings)) == 0
     monkeypatch.setattr("psnode.exchange.replica._is_host", lambda device: False)
     assert run(Config(train_dir=tmp_path / "device", enable_gpu=True, hash_every=1, **SETTINGS, **settings)) == 0
@@ -141,7 +143,10 @@ def test_a_run_that_goes_on_elsewhere_has_the_weights_and_residuals_of_one_that_
 def test_atomo_is_coded_there_without_cupy_and_every_worker_keeps_the_weights_of_the_master(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Factors may differ from the host's in their last bits, so only the hashes of each version are compared."""
+    """Check that atomo is coded on the device without CuPy, and that workers and master agree on the hash of each version.
+
+    Factors may differ from the host's in their last bits, so weights are not compared with the host's.
+    """
     coded: list[tuple[int, ...]] = []
 
     class Counted(SpectralEncoder):

@@ -38,8 +38,10 @@ def small_shard(
     group_by: str = "model",
     route: Route | None = None,
 ) -> Shard:
-    """Return a shard of all groups of `model` under `config`, by default with the consistency rule of
-    `config` for three workers. `route`: the route of each group, by default straight to `recipients`.
+    """Return a shard of all groups of `model` under `config`. The default `rule` is the consistency rule of `config` for
+    three workers.
+
+    `route` is the route of each group, by default straight to `recipients`.
     """
     plan, link = small_plan(model, config, group_by), link or FrameChannel(loopback_group(1)[0])
     weights = ServedModel(model, plan, torch.empty(plan.size))

@@ -18,7 +18,7 @@ def gradients(workers: int, size: int = 1000) -> list[Array]:
 
 
 def reduced(aggregator: Aggregator, spec: str, parts: list[Array], seed: int = 0) -> Array:
-    """Return the gradient to apply when every worker sends its part, coded by `spec`."""
+    """Return the gradient to apply if every worker sends its part, coded by `spec`."""
     codec, out = get_codec(spec), np.zeros(parts[0].size, np.float32)
     for worker, part in enumerate(parts):
         aggregator.add(codec, codec.encode(part, Key.derive(seed, worker + 1)), out)
@@ -47,7 +47,8 @@ def test_votes_count_heads_and_not_magnitudes() -> None:
 
 
 def test_ties_fall_either_way_alike_often() -> None:
-    """Let two workers disagree at 100 coordinates, with 500 keys: sums are within 4.5 standard errors at each coordinate.
+    """Check over 500 keys that the votes of two workers who disagree at 100 coordinates sum to 0, within 4.5 standard errors
+    at each coordinate.
 
     A share of 7e-4 of the seeds would fail.
     """
@@ -58,7 +59,9 @@ def test_ties_fall_either_way_alike_often() -> None:
 
 
 def test_coordinates_that_are_zero_for_all_do_not_drift() -> None:
-    """Use zeros of both signs at four workers, with 500 keys: the summed updates are a random walk (7e-4 of seeds fail)."""
+    """Check over 500 keys that the summed updates of four workers with zeros of both signs are a random walk (7e-4 of seeds
+    fail).
+    """
     zeros = [np.zeros(100, np.float32), np.full(100, -0.0, np.float32)] * 2
     for spec in ("sign", "identity"):
         sums = np.sum([reduced(get_aggregator("majority"), spec, zeros, seed) for seed in range(500)], axis=0)
@@ -66,9 +69,9 @@ def test_coordinates_that_are_zero_for_all_do_not_drift() -> None:
 
 
 def test_one_worker_with_a_gradient_outweighs_the_zeros_of_the_others_on_average() -> None:
-    """Combine one vote for +1 with two random votes: the sum is 1 + {-2, 0, 0, 2}, so positive in 3 of 4 cases.
+    """Check one vote for +1 with two random votes: the sum is 1 + {-2, 0, 0, 2}, and so positive in 3 of 4 cases.
 
-    4000 coordinates, within 4.5 standard errors; a share of 7e-6 of the seeds would fail.
+    There are 4000 coordinates, within 4.5 standard errors; a share of 7e-6 of the seeds would fail.
     """
     parts = [np.ones(4000, np.float32), np.zeros(4000, np.float32), np.zeros(4000, np.float32)]
     up = np.mean(reduced(get_aggregator("majority"), "sign", parts) > 0)

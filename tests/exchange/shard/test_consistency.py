@@ -91,7 +91,9 @@ def test_a_rank_offers_once(by_rank: bool) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
 def test_whoever_is_excused_holds_nobody_up_and_what_it_offered_counts(workers: int) -> None:
-    """Try every order of arrival and the loss of every worker at every moment: all offered values are added, in order."""
+    """Check for every order of arrival, and for the loss of every worker at every moment, that all offered values are added
+    in order.
+    """
     for arrival in permutations(range(1, workers + 1)):
         for lost in range(1, workers + 1):
             for moment in range(workers + 1):

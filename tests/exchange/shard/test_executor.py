@@ -1,4 +1,4 @@
-"""Lanes: the work of one group stays in order, and results and errors reach the inbox."""
+"""The executor's lanes: the work of one group stays in order, and results and errors reach the inbox."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ def test_work_of_a_group_is_done_in_the_order_of_submission() -> None:
 
 
 def test_of_what_waits_the_last_group_comes_first() -> None:
-    """The plan's last group holds the first layers, which the next forward pass uses first."""
+    """Check that waiting work of the plan's last group is done first: this group holds the first layers, which the next
+    forward pass uses first.
+    """
     lanes = GroupExecutor(Inbox(), 1, range(10))
     begun, go_on = threading.Event(), threading.Event()
     done: list[tuple[int, str]] = []

@@ -55,7 +55,11 @@ def taken(cupy: FakeCupy) -> set[str]:
 def test_its_checkpoints_and_versions_are_those_of_the_host(
     cupy: FakeCupy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], step: str
 ) -> None:
-    """Workers compare their weights with the master's at every version; the master's history holds each hash."""
+    """Compare a job whose master uses the device with a job on the host: checkpoints, and hashes of all versions from the
+    master's history.
+
+    Workers compare their weights with the master's at every version.
+    """
     settings = SETTINGS | settings | {"hash_every": 1, "record_history": True}
     assert run(Config(train_dir=tmp_path / "host", **settings)) == 0
     assert not cupy.launched
@@ -80,7 +84,9 @@ def test_a_run_begins_on_either_and_goes_on_on_the_other(cupy: FakeCupy, tmp_pat
 def test_a_checkpoint_that_is_still_being_written_keeps_its_values(
     cupy: FakeCupy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Delay the writing until the host has the values of two versions later, which were copied to be hashed."""
+    """Check a checkpoint that is written late, when the host already has the values of two versions later, which were copied
+    to be hashed.
+    """
     settings = SETTINGS | {"scheme": "qsgd", "record_history": True}
     assert run(Config(train_dir=tmp_path / "host", **settings)) == 0
     hashed, write, hash_all = threading.Semaphore(0), Draft.write_state, Shard.digest
@@ -171,7 +177,9 @@ def test_asking_for_a_gpu_that_is_not_there_is_refused(tmp_path: Path) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("scheme", ["dense", "qsgd", "topk"])
 def test_on_a_gpu_its_weights_are_those_of_the_host(tmp_path: Path, scheme: str) -> None:
-    """Workers compute on the host, so that gradients are equal."""
+    """Compare the final weights of a job with a GPU master with those of the host. Workers compute on the host, so that
+    gradients are equal.
+    """
     for folder, there in (("host", False), ("device", True)):
         assert run(Config(train_dir=tmp_path / folder, gpu_master=there, **SETTINGS | {"scheme": scheme})) == 0
     assert_same(tmp_path / "host", tmp_path / "device", 6)

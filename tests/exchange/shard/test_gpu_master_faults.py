@@ -67,7 +67,9 @@ def cupy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeCupy:
 def test_a_late_part_of_a_checkpoint_holds_up_nobody_where_there_is_no_room_for_copies(
     cupy: FakeCupy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rule: dict[str, Any], owner: type, method: str
 ) -> None:
-    """A model with buffers is written when all parts have arrived; rank 2's first part waits until the weights are read again."""
+    """Check that training continues while a part is late. A model with buffers is written when all parts have arrived; rank
+    2's part waits until the weights are read again.
+    """
     looked, again, waited = getattr(owner, method), Event(), list[bool]()
     hand_in, first = CheckpointParts._hand_in, min(3, rule.get("eval_freq", 3))
 
@@ -116,7 +118,7 @@ def test_a_push_of_other_parameters_is_added_as_on_the_host(cupy: FakeCupy) -> N
 def test_a_device_that_fails_ends_the_job_in_one_line(
     cupy: FakeCupy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
 ) -> None:
-    """After the first failure of the device, every call fails."""
+    """Check this if every call fails after the first failure of the device."""
 
     def fail(*arguments: Any) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be reported later")
@@ -131,7 +133,9 @@ def test_a_device_that_fails_ends_the_job_in_one_line(
 
 
 def test_a_sparse_change_that_the_host_decodes_leaves_the_sign_of_zeros(cupy: FakeCupy) -> None:
-    """Workers too add to the payload's coordinates only."""
+    """Check that a decoded sparse change adds only to the payload's coordinates, as on the workers, so that other zeros keep
+    their sign.
+    """
     codec = get_codec("topk:ratio=0.1")
     plan = make_plan([Tensor("t", (1000,))], "topk:ratio=0.1", group_by="model", min_compress_bytes=0)
     x, y = torch.zeros(1000), torch.full((1000,), -0.0)

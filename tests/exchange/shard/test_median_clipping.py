@@ -25,7 +25,7 @@ CLIP = "mean:clip=median"
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
 def test_at_least_half_of_the_pushes_are_added_whole_and_none_is_longer_than_an_honest_one(count: int) -> None:
-    """Try all orders of norms 1, 2, ..., of which the largest, fewer than half, are multiplied by 1e30 by liars."""
+    """Check this for all orders of norms 1, 2, ..., where liars, fewer than half, multiply the largest norms by 1e30."""
     for norms in itertools.permutations([float(number) for number in range(1, count + 1)]):
         honest = count - (count - 1) // 2
         told = [norm if norm <= honest else norm * 1e30 for norm in norms]
@@ -51,7 +51,9 @@ class Numbers:
 
 
 class Pull(Task):
-    """loss = <weights, G_i> for example i; G_3 is a liar's: 100 times too long, with opposite direction."""
+    """A task with loss = <weights, G_i> for example i. G_3 is a liar's gradient: 100 times too long, in the opposite
+    direction.
+    """
 
     def __init__(self) -> None:
         super().__init__()

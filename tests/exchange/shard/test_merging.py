@@ -1,4 +1,4 @@
-"""Linear codecs in a job: the workers of a step share a key, and the master decodes only their sum."""
+"""Linear codecs in a job: the workers of a step share a key, and the master decodes only the sum of their payloads."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ def weights(folder: Path, scheme: str, plan: Plan) -> np.ndarray:
 
 @pytest.mark.parametrize("name", ["countsketch", "countmean"])
 def test_what_is_applied_is_the_decoded_sketch_of_the_workers_sum(tmp_path: Path, name: str) -> None:
-    """The median of a sum is not the sum of medians, so decoding each worker's sketch would give other weights."""
+    """Check that the update is the decoded sketch of the workers' sum: the median of a sum is not the sum of medians, so
+    decoding each sketch alone gives other weights.
+    """
     run(config(tmp_path / "plan", name))
     plan = Plan.from_dict(json.loads((tmp_path / "plan" / "config.json").read_bytes())["plan"])
     dense, coded = (weights(tmp_path / scheme, scheme, plan) for scheme in ("dense", name))

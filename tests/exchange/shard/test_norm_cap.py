@@ -1,4 +1,4 @@
-"""Verdicts on norms: gradients of honest workers are accepted, and disproportionately large ones are refused."""
+"""The cap on gradient norms: gradients of honest workers are accepted, and disproportionately large ones are refused."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def plan_of(groups: int) -> Plan:
 
 
 def play(judge: Judge, rounds: list[Round], groups: int = 1, first: int = 1, members: int | None = None) -> list[tuple[int, int]]:
-    """Play rounds in which all pushes arrive, and return refusals as (round, rank). A single number is the norm of the first
-    group.
+    """Play rounds in which all pushes arrive, and return the refusals as (round, rank). A push that is a single number is
+    the norm of the first group; its other norms are 0.
     """
     refused = []
     for number, pushes in enumerate(rounds):
@@ -95,7 +95,7 @@ def test_a_refused_norm_does_not_raise_the_limit() -> None:
 @pytest.mark.parametrize("workers", [2, 3, 4, 8])
 @pytest.mark.parametrize("at", [0, 1, 7, 150])
 def test_a_push_times_100_is_refused_whoever_sends_it(workers: int, at: int) -> None:
-    """Norms are within a factor of 1.5, so that 100 times any of them exceeds ten times every other."""
+    """Check this for usual norms within a factor of 1.5, so that 100 times any of them exceeds ten times every other."""
     rng = np.random.default_rng(1)
     for liar in range(1, workers + 1):
         played = rounds(at + 3, workers, lambda number: float(rng.uniform(1, 1.5)))
@@ -104,7 +104,7 @@ def test_a_push_times_100_is_refused_whoever_sends_it(workers: int, at: int) -> 
 
 
 def test_a_gradient_is_judged_as_a_whole() -> None:
-    """Give one scale parameter 1000 times its usual gradient, within a whole gradient of usual size."""
+    """Check that a scale parameter may get 1000 times its usual gradient if the whole gradient has its usual size."""
     played: list[Round] = [dict.fromkeys((1, 2, 3), (1.0, 0.001)) for _ in range(30)]
     played[20][2] = (1.0, 1.0)
     assert play(bounded(groups=2), played, groups=2) == []
@@ -113,7 +113,9 @@ def test_a_gradient_is_judged_as_a_whole() -> None:
 
 
 def test_what_most_workers_have_met_once_is_usual() -> None:
-    """Each worker's norm is 100 times larger in every eighth round, at different times for different workers."""
+    """Check norms 100 times the usual, which each of four workers has in every eighth round, at different times: only the
+    first three are refused.
+    """
     played: list[Round] = [
         {rank: 100.0 if number % 8 == rank else 1.0 for rank in range(1, 5)} for number in range(400)
     ]  # fmt: skip
@@ -121,7 +123,7 @@ def test_what_most_workers_have_met_once_is_usual() -> None:
 
 
 def test_honest_norms_that_scatter_by_hundreds_are_accepted() -> None:
-    """Use log-normal norms with a deviation from .1 to 1.1: the largest are 50 times the median. The seed is fixed."""
+    """Check log-normal norms whose deviation grows from .1 to 1.1: the largest are 50 times the median. The seed is fixed."""
     rng = np.random.default_rng(2)
     played = rounds(2000, 4, lambda number: float(np.exp((0.1 + number / 2000) * rng.standard_normal())))
     assert max(max(pushes.values()) for pushes in played) > 30  # type: ignore[operator]
@@ -134,7 +136,9 @@ def test_a_rise_or_fall_that_all_workers_see_is_accepted() -> None:
 
 
 def test_zero_gradients_say_nothing() -> None:
-    """Norms are zero while a part of the model is not yet used, or is used only rarely."""
+    """Check that zero norms lead to no refusals later: norms are zero while a part of the model is not yet used, or is used
+    only rarely.
+    """
     assert play(bounded(), rounds(100, 3, lambda number: 1.0 if number % 7 == 6 else 0.0)) == []
     assert play(bounded(), [{1: 0.0, 2: 0.0}] * 50 + [{1: 5.0, 2: 0.0}, {1: 0.0, 2: 7.0}]) == []
 
@@ -147,7 +151,9 @@ def test_who_pushes_while_the_others_have_stopped_is_believed() -> None:
 
 @pytest.mark.parametrize("workers", [2, 4])
 def test_one_liar_cannot_raise_the_bound_step_by_step(workers: int) -> None:
-    """Multiply the norm by nine in every round; later pushes would be within the raised bound."""
+    """Check a norm that grows ninefold in every round: only the first is accepted. If it raised the bound, the later pushes
+    would be within the bound.
+    """
     played: list[Round] = [dict.fromkeys(range(1, workers + 1), 1.0) for _ in range(200)]
     for number in range(50, 200):
         played[number][2] = 9.0 ** (number - 49)
@@ -179,7 +185,9 @@ def test_a_group_waits_only_if_it_has_suspects_and_until_all_have_come() -> None
 
 
 def test_a_reference_is_the_largest_of_three() -> None:
-    """Worker 1 has seen 8 once, worker 2 has seen 40: the lower median gives 1, or half of 8."""
+    """Check that a rank's reference is the largest of three values: the median of recent norms (1), half the median of the
+    ranks' largest norms (8 and 40: 4), and the other ranks' latest norm. Medians are lower medians.
+    """
     norms = Norms()
     for step in range(40):
         norms.note({(1, step): 1.0, (2, step): 1.0})
@@ -200,7 +208,7 @@ def test_off_is_off() -> None:
 
 
 def saved(tmp_path: Path, tensors: dict[str, object]) -> checkpoint.Checkpoint:
-    """Return a checkpoint with these norms, as far as they are read."""
+    """Return a stand-in for a checkpoint that holds these norms."""
 
     class Found:
         path = tmp_path

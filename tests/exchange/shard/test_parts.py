@@ -120,7 +120,7 @@ class Played:
 
 
 def vectors(played: Played, index: int) -> list[Floats]:
-    """Return y and all other values of a group that a later version changes."""
+    """Return y and all other values of a group that later versions change."""
     group = played.part.groups[index]
     return [played.shard.replica[group.start : group.stop], *(each.numpy() for each in played.shard.memory()[index])]
 

@@ -79,7 +79,9 @@ class World:
 
 
 def histories(workers: int, groups: int, rule: Rule, length: int, extra: str = "") -> Iterator[World]:
-    """Yield the world after every sequence of at most `length` events, in one of which worker 1 may be lost or skip its step."""
+    """Yield the world after every sequence of at most `length` events. Given `extra`, worker 1 may once be lost or skip its
+    step.
+    """
 
     def replay(events: list[Event]) -> World:
         world = World(workers, groups, rule)

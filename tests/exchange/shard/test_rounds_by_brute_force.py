@@ -34,7 +34,7 @@ class Gradient:
 
 @dataclass
 class Plain:
-    """The rules in their simplest form. Anything that can be derived from the events is derived again each time."""
+    """The rules in their simplest form. Everything that can be derived from the events is derived again each time."""
 
     consistency: str
     groups: int
@@ -79,7 +79,7 @@ class Plain:
         self.hand_out(gradient.group)
 
     def hand_out(self, group: int) -> None:
-        """Report the additions that have become possible."""
+        """Report the additions to `group` that have become possible."""
         added = [gradient for what, gradient in self.told if what == "add"]
         ready = [gradient for gradient in self.came[group] if not any(gradient is other for other in added)]
         if self.by_rank:
@@ -189,7 +189,7 @@ class Plain:
 
 
 def a_gradient(plain: Plain, chance: random.Random, workers: int) -> Gradient:
-    """Return mostly a gradient that a worker would send next; sometimes one of an unknown rank, group or version."""
+    """Return a random gradient: mostly one that a worker would send next, sometimes one of an unknown rank, group or version."""
     rank = chance.choice(sorted(plain.based) or [1]) if chance.random() < 0.9 else chance.randint(1, workers + 1)
     group = chance.randrange(plain.groups + (chance.random() < 0.05))
     own = plain.based.get(rank, [0])[min(group, plain.groups - 1)] if rank in plain.based else 0
@@ -198,7 +198,7 @@ def a_gradient(plain: Plain, chance: random.Random, workers: int) -> Gradient:
 
 
 def happen(event: str, plain: Plain, rounds: Rounds[Gradient], chance: random.Random, workers: int) -> None:
-    """Apply the same event to both, and check that the answers agree."""
+    """Apply a random event of the given kind to the plain rules and to `rounds`, and check that the answers agree."""
     rank, version = chance.randint(1, workers + 1), plain.version
     match event:
         case "offer":

@@ -40,7 +40,7 @@ def network() -> nn.Module:
 
 
 class Ground:
-    """A shard on rank 0, and the ends of two workers that the test plays."""
+    """A shard on rank 0, and the ends of two workers, whose part the test plays."""
 
     def __init__(self, rule: Rule, rate: Any = lambda now: 0.1, **settings: Any) -> None:
         self.ends: list[LoopbackTransport] = loopback_group(3)
@@ -119,7 +119,9 @@ def test_versions_are_those_of_torchs_sgd_on_the_mean_gradient(make: Any) -> Non
 
 
 def test_a_gradient_whose_step_does_not_end_the_round_on_its_version_is_not_taken(make: Any) -> None:
-    """Version 3 follows three rounds of one step; then rounds have two steps: 4 and 5, then 6 and 7."""
+    """Check the steps of gradients for two rounds of two steps on versions 3 and 4 (steps 4 and 5, then 6 and 7): only
+    gradients of step 5, then 7, are taken.
+    """
     rates = {3: 0.4, 4: 0.2}
     ground = make(Bounded(None), rate=lambda now: rates[now.version])
     [values] = gradients(ground, 1)
@@ -196,7 +198,9 @@ def test_a_shard_that_goes_on_from_a_checkpoint_is_the_one_that_never_stopped(
 
 @pytest.mark.parametrize("lead", [0.0, 0.5, 2.0])
 def test_weights_go_down_ahead_of_the_masters_by_so_many_times_the_last_change(make: Any, lead: float) -> None:
-    """Use multiples of 2^-12 below 1/2, which float16 represents exactly, so that coding loses nothing."""
+    """Check that the sent weights are the master's plus `lead` times their last change. Values are multiples of 2^-12 below
+    1/2, which float16 represents exactly.
+    """
     ground = make(Synchronous(1), downlink="fp16", downlink_lead=lead, momentum=0.0, rate=lambda now: 0.25)
     with torch.no_grad():
         for value in ground.model.parameters():
@@ -218,7 +222,7 @@ def test_weights_go_down_ahead_of_the_masters_by_so_many_times_the_last_change(m
 
 
 def copied(state: ShardState) -> ShardState:
-    """Return the same values in new memory."""
+    """Return a state with the same values in new memory."""
     return ShardState(*({name: value.clone() for name, value in tensors.items()} for tensors in state))
 
 
@@ -254,7 +258,8 @@ def test_a_gradient_behind_the_last_round_waits_in_a_checkpoint_and_is_applied_a
 
 
 def test_a_stale_push_in_units_of_weights_counts_by_the_rate_that_it_was_computed_with(make: Any) -> None:
-    """Under ef:rescale memories are in units of weights: a push of version 0 at rate .4 counts twice in a step at rate .2.
+    """Check that a push computed on version 0 at rate .4 counts twice in a step at rate .2: under ef:rescale pushes are in
+    units of weights.
 
     Whole numbers are exact in float16.
     """

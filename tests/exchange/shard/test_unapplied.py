@@ -28,7 +28,9 @@ def offered(frame: Frame) -> tuple[Origin, Frame]:
 
 
 def stopped() -> Rounds[Frame]:
-    """Return rounds of three workers and two groups after version 1, which was made from the gradients of worker 1."""
+    """Return the rounds of three workers and two groups after version 1, made from the gradients of worker 1; a gradient of
+    worker 2 waits.
+    """
     rounds = Rounds[Frame]([Slot(0), Slot(1)], Bounded(None), by_rank=True, add=lambda frame: None, close=lambda slot: None)
     rounds.admit([1, 2, 3], 0)
     rounds.open(0)

@@ -28,7 +28,7 @@ def of_torch(
 
 @pytest.mark.parametrize(("kind", "moments"), CASES)
 def test_a_thousand_steps_are_those_of_torch(kind: type[torch.optim.Optimizer], moments: Moments) -> None:
-    """Call `adam` for 1, 7 and 1003 values, and torch for all of them at once."""
+    """Compare calls of `adam` for 1, 7 and 1003 values with torch's steps for all of these values at once."""
     size, parts = 1 + 7 + 1003, (slice(0, 1), slice(1, 8), slice(8, None))
     rng = np.random.default_rng(size)
     start = rng.standard_normal(size).astype(np.float32)
@@ -54,7 +54,7 @@ def test_a_thousand_steps_are_those_of_torch(kind: type[torch.optim.Optimizer], 
 
 
 def test_differences_do_not_pile_up() -> None:
-    """Over 1000 steps, weights differ from torch's by less than 1e-6 of the distance that they have moved."""
+    """Check that over 1000 steps the weights differ from torch's by less than 1e-6 of the distance that they have moved."""
     rng = np.random.default_rng(3)
     start = rng.standard_normal(4099).astype(np.float32)
     moments = Moments(0.9, 0.999, 1e-8, 0.01, True)

@@ -1,4 +1,6 @@
-"""Kernels of the master's optimizers, whose text runs on a processor: they give the host's bits, and wrong bits are detected."""
+"""Kernels of the master's optimizers, whose text runs on a processor here: they give the host's bits, and wrong bits are
+detected.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def test_sgd_is_that_of_torch(cupy: FakeCupy, size: int, momentum: float, nester
 
 
 def test_adam_is_that_of_torch_but_for_its_root(cupy: FakeCupy) -> None:
-    """torch's square root may be wrong by a unit in the last place; means and squares are equal."""
+    """Check that means and squares equal torch's, and weights nearly: torch's square root may be wrong by a unit in the last
+    place.
+    """
     rng, steps = np.random.default_rng(1), DeviceSteps.on(CPU)
     parameter = torch.nn.Parameter(torch.from_numpy(rng.standard_normal(5000).astype(np.float32)))
     torchs = torch.optim.AdamW([parameter], lr=0.01, weight_decay=0.1, foreach=False)

@@ -46,7 +46,7 @@ def parameters(folder: Path, kind: str, plan: dict[str, Any]) -> Parameters:
 
 
 def gradients(plan: Plan, step: int) -> np.ndarray:
-    """Return the same gradients by tensor for every plan, in the plan's order."""
+    """Return the gradients of a step in the plan's order; by tensor they are the same for every plan."""
     drawn = {
         name: np.random.default_rng([step, index]).standard_normal(value.numel()).astype(np.float32)
         for index, (name, value) in enumerate(network().named_parameters())
@@ -55,7 +55,7 @@ def gradients(plan: Plan, step: int) -> np.ndarray:
 
 
 def step(found: Parameters, number: int, *, without: int | None = None) -> None:
-    """Update all groups except `without`, whose sum was not finite."""
+    """Update all groups except `without`, as if its sum had not been finite."""
     total = gradients(found.plan, number)
     for group in found.plan.groups:
         if group.index != without:
@@ -80,7 +80,7 @@ def load(found: Parameters, weights: dict[str, torch.Tensor], path: Path) -> Non
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize("plan", PLANS)
 def test_the_memories_of_a_tensor_are_torchs_after_three_steps(tmp_path: Path, kind: str, plan: str) -> None:
-    """Compare SGD's buffer with v = .9 v + g too."""
+    """Compare the memories with those of torch's optimizers, and SGD's buffer also with v = .9 v + g."""
     found = parameters(tmp_path, kind, PLANS[plan])
     model = network()
     settings: dict[str, Any] = {"lr": LR, "weight_decay": 0.1 if kind == "adamw" else 0.0, "foreach": False}
@@ -112,7 +112,7 @@ def test_the_memories_of_a_tensor_are_torchs_after_three_steps(tmp_path: Path, k
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize("first", PLANS)
 def test_what_one_plan_wrote_and_another_read_and_wrote_is_the_same(tmp_path: Path, kind: str, first: str) -> None:
-    """Cover groups with different numbers of updates: Adam continues with the count of every coordinate."""
+    """Check this for groups with different numbers of updates: Adam continues with the count of every coordinate."""
     one = parameters(tmp_path, kind, PLANS[first])
     step(one, 1)
     step(one, 2, without=0)

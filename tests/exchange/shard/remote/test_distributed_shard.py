@@ -1,4 +1,6 @@
-"""The master's handle of shards on workers: what cannot be true is refused, late answers are dropped, and silence is named."""
+"""The master's handle of shards on workers: impossible reports are refused, late answers are dropped, and silent ranks are
+named.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,7 @@ class Job:
         return {name: where.stop - where.start for name, where in self.plan.slices().items()}
 
     def state(self, rank: int, **changed: Any) -> bytes:
-        """Return a shard's answer with its weights, all of which are `rank`."""
+        """Return the state that the shard of `rank` sends as its answer: weights that all equal `rank`."""
         group = self.plan.groups[self.groups[rank]]
         names = [name for name, where in self.plan.slices().items() if group.start <= where.start < group.stop]
         model = {name: torch.full((self.sizes()[name],), float(rank)) for name in names}
@@ -119,7 +121,9 @@ def test_the_norm_is_told_to_all_shards_once_all_squares_have_come() -> None:
 
 
 def test_the_weights_are_put_together_from_answers_that_are_asked_for_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So the master needs memory for one answer in addition to the whole state."""
+    """Check that the answers are requested one by one, so that the master needs memory for only one answer in addition to
+    the whole state.
+    """
     job, asked = Job(), list[int]()
     real = job.shard._calls.order
 

@@ -49,7 +49,9 @@ def network() -> nn.Module:
 
 
 class Job:
-    """A master's handle and the shards of `workers` workers, whose gradients the test sends. All orders of a round are real."""
+    """A master's handle and the shards of `workers` workers, whose gradients the test sends. All orders of a round are
+    really sent.
+    """
 
     def __init__(self, workers: int, **settings: Any) -> None:
         self.ends, self.workers = loopback_group(workers + 1), range(1, workers + 1)
@@ -115,7 +117,9 @@ class Job:
         return [found[group] for group in range(len(self.plan.groups))]
 
     def expected(self, added: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Return the weights of the first version: by group, the mean of the gradients of these ranks times the rate."""
+        """Return the weights of the first version: in each group, the start minus the rate times the mean gradient of these
+        ranks.
+        """
         found = self.start.clone()
         for group, ranks in zip(self.plan.groups, added, strict=True):
             where = slice(group.start, group.stop)
@@ -151,7 +155,7 @@ def make() -> Iterator[Any]:
 
 
 def next_loss(job: Job) -> str:
-    """Return the next loss that the loop hears of. Frames before it are dropped."""
+    """Return the text of the next loss that reaches the loop. Frames before it are dropped."""
     while True:
         try:
             assert isinstance(job.link.next(PATIENCE), Frame)
@@ -160,7 +164,7 @@ def next_loss(job: Job) -> str:
 
 
 def settle(job: Job) -> None:
-    """Wait until all shards have taken what was sent to them: an order is carried out behind it."""
+    """Wait until all shards have processed the earlier messages: an order is carried out after them."""
     job.shard._calls.results("missing", PATIENCE)
 
 
@@ -184,9 +188,11 @@ def test_a_gradient_that_one_survivor_has_counts_at_all_and_one_that_none_has_at
 
 
 def test_a_shard_whose_death_is_announced_late_does_not_contradict_the_others(make: Any) -> None:
-    """Rank 3 has closed all groups with the gradient of rank 2, which no other shard has, and dies with it.
+    """Check a death that is announced late: rank 3 has closed all groups with the gradient of rank 2, which no other shard
+    has, and dies with rank 2.
 
-    The transport announces a death only after the last messages of the dead rank, so the others are asked before.
+    The transport announces a death only after the last messages of the dead rank, so the master asks the other shards before
+    it knows of rank 3's death.
     """
     job = make(4)
     job.send(2, [3])
@@ -307,7 +313,7 @@ def test_what_a_silent_worker_sends_later_is_dropped(make: Any) -> None:
 
 
 def test_a_second_silent_worker_is_withdrawn_after_the_first(make: Any) -> None:
-    """Rank 3 does not answer, though its connection is alive. Its loss comes next."""
+    """Check that both workers are withdrawn if rank 2 dies and rank 3 does not answer, although rank 3's connection is alive."""
     job = make(4)
     for rank in (1, 4):
         job.send(rank, [1, 3, 4])
@@ -372,7 +378,9 @@ def test_a_worker_that_is_heard_again_is_waited_for(make: Any, monkeypatch: pyte
 
 @pytest.mark.parametrize("senders", [(1, 3), (1, 2, 3)], ids=["before its gradient", "after its gradient"])
 def test_the_norm_of_a_version_is_known_without_the_lost_worker(make: Any, senders: Sequence[int]) -> None:
-    """After its gradient, the others have closed all groups, and its own shard alone has not."""
+    """Check the norm if a worker is lost before or after it has sent its gradient. In the second case all shards but its own
+    have closed their groups.
+    """
     job = make(3, clip_grad_norm=1e9)
     for rank in senders:
         job.send(rank, [1, 3])
@@ -410,7 +418,9 @@ def test_an_answer_that_names_no_groups_ends_the_job_and_names_its_sender(make: 
 
 @pytest.mark.parametrize("dead", [True, False], ids=["dead", "silent"])
 def test_another_worker_hands_over_the_state_in_place_of_the_first(make: Any, dead: bool) -> None:
-    """The loss of the first one is left to the loop."""
+    """Check that the next worker hands over the state if the first is dead or silent, and that the loop still gets the loss
+    of the first.
+    """
     job = make(3)
     for rank in job.workers:
         job.send(rank, job.workers)

@@ -1,4 +1,4 @@
-"""State of parts that are joined one after another: pieces of tensors in their places, numbers, and norms."""
+"""The state of several parts, joined one after another: pieces of tensors at their positions, numbers, and norms."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TENSORS = [Tensor("cut", (1000, 60)), Tensor("whole", (30,))]
 
 
 def parts(ranks: int) -> list[PlanPart]:
-    """Return the parts of a plan whose large tensor is cut into pieces that are dealt in turn."""
+    """Return the parts of a plan whose large tensor is cut into pieces; the pieces are dealt to the parts in turn."""
     plan: Plan = make_plan(TENSORS, "identity", group_bytes=1 << 15, group_by="bytes", min_compress_bytes=0)
     return [part_of(plan, range(rank, len(plan.groups), ranks)) for rank in range(ranks)]
 

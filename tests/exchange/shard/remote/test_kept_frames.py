@@ -1,4 +1,4 @@
-"""Frames that a shard keeps: they are passed on as they were sealed, and an answer with others is refused."""
+"""Frames that a shard keeps: they are passed on as they were sealed, and an answer with other frames is refused."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ JOB = 7
 
 
 class SeenError(Exception):
-    """The state was reached in another order before."""
+    """Raised when the state has already been reached in another order."""
 
 
 def gradient(rank: int, group: int) -> Bytes:
@@ -30,7 +30,7 @@ def gradient(rank: int, group: int) -> Bytes:
 
 
 class Survivor:
-    """A shard on a worker, reduced to its rounds: frames come, and orders of the master."""
+    """A surviving worker's shard, reduced to its rounds. It takes frames, and orders of the master."""
 
     def __init__(self, rank: int, ranks: Sequence[int], groups: int) -> None:
         self.rank, self.groups, self.added = rank, groups, [list[int]() for _ in range(groups)]
@@ -82,9 +82,10 @@ class Survivor:
 
 @dataclass
 class World:
-    """A master that withdraws the ranks in `dying`, and survivors. Messages of one rank to another come in their order.
+    """A master that withdraws the ranks in `dying`, and survivors. Messages from one rank to another arrive in their order.
 
-    `choices`: the events that happen first, as numbers among those that are possible; then always the first one.
+    `choices`: the events that happen first, each as an index into the events that are then possible; after these, always the
+    first possible event.
     """
 
     choices: Sequence[int]
@@ -111,7 +112,7 @@ class World:
                     self.channels.setdefault((rank, receiver), deque()).append(message)
 
     def is_shard(self, rank: int) -> bool:
-        """Return True unless the rank is dead from the beginning: the first one that dies."""
+        """Return True unless the rank is the first one in `dying`, which is dead from the beginning."""
         return rank != self.dying[0]
 
     def _hear_of_survivors(self) -> None:
@@ -128,10 +129,10 @@ class World:
         return shards, channels, tuple(sorted(self.lost)), tuple(self.told), tuple(self.known), self.asked, repr(told)
 
     def happen(self) -> bool:
-        """Have one of the possible events happen, and return False if there is none.
+        """Make one of the possible events happen, and return False if no event is possible.
 
-        Two reductions lose no case. An answer reaches the master at once, since one that is lost with its sender is as good as
-        one that was never sent. And a message that its receiver drops is dropped at once.
+        Two simplifications lose no case. An answer reaches the master at once, since an answer that is lost with its sender
+        is equivalent to one that was never sent. A message that its receiver drops is dropped at once.
         """
         self._drop()
         events: list[Any] = [way for way, queue in sorted(self.channels.items()) if queue]
@@ -192,7 +193,7 @@ class World:
         return self.ask(name, seconds, **arguments)
 
     def run(self) -> None:
-        """Withdraw the first dying rank, and all others after their deaths."""
+        """Withdraw the first dying rank, then each of the others after its death."""
         self.told.append(self.dying[0])
         left = len(self.dying)
         while left:
@@ -209,7 +210,7 @@ class World:
 
 
 class _Handed:
-    """The calls of a world, whose answers to "hand" are frames."""
+    """The master's calls in a world. Answers to the order "hand" become frames."""
 
     def __init__(self, world: World) -> None:
         self.world, self.order, self.pass_on, self.results = world, world.order, world.pass_on, world.results
@@ -224,7 +225,7 @@ class _Handed:
 
 
 def explored(**world: Any) -> int:
-    """Run a world in all orders of its events, and check every end. Return the number of ends."""
+    """Run a world in all orders of its events, check every end, and return the number of ends."""
     seen, ends, choices = set[Any](), 0, list[int]()
     while True:
         found = World(choices, seen, **world)
@@ -244,7 +245,9 @@ def explored(**world: Any) -> int:
 
 
 def check(world: World) -> None:
-    """Check that all survivors have closed all groups with the same gradients in rank order, all survivors' among them."""
+    """Check that all survivors have closed all groups with the same gradients in rank order, among them those of all
+    survivors.
+    """
     sums = {tuple(map(tuple, world.shards[rank].added)) for rank in world.survivors}
     assert len(sums) == 1
     for added in sums.pop():
@@ -254,7 +257,9 @@ def check(world: World) -> None:
 
 
 def sends(rank: int, receivers: Sequence[int], groups: int, *, skips: int | None = None) -> list[tuple[int, Any]]:
-    """Return all that `rank` sends in a round: groups one after another, each to all. Before group `skips` it tells of a skip."""
+    """Return all messages that `rank` sends in a round: the gradients of the groups in order, each to all receivers. Before
+    group `skips` it announces instead that it skips the step.
+    """
     until = groups if skips is None else skips
     found: list[tuple[int, Any]] = [(to, ("gradient", rank, group)) for group in range(until) for to in receivers]
     return found + ([] if skips is None else [(to, ("skip", rank)) for to in receivers])
@@ -280,6 +285,6 @@ def test_a_second_death_in_the_middle_of_the_withdrawal_parts_no_survivors(early
 
 
 def test_three_deaths_one_after_another_leave_the_last_two_with_the_same_sum() -> None:
-    """Rank 3 has reached rank 1, which has reached rank 2. Both die, and rank 4 as well."""
+    """Check this if rank 3's gradient has reached only rank 1, rank 1's only rank 2, and ranks 3, 1 and 4 die."""
     sent = {3: sends(3, [1], 1), 1: sends(1, [2], 1), 4: []}
     assert explored(dying=[3, 1, 4], survivors=[2, 5], sent=sent, early=True)
