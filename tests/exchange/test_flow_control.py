@@ -1,6 +1,4 @@
-"""The account of the bytes in flight between the master and a rank: weights are held back, questions asked, and weights
-released.
-"""
+"""Bytes in flight between the master and a rank: their account, questions to the rank, holds, and releases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LeNet on digits, on one of whose ranks the process is killed within a backward pass: `--task tests/faults/dying.py:Dies`."""
+"""A task, LeNet on digits, that kills the process of one rank within a backward pass: `--task tests/faults/dying.py:Dies`."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ FILE = Path(__file__).resolve()
 
 
 class Dies(Classification):
-    """The task.
+    """LeNet on digits; the process of one rank dies in a backward pass.
 
-    Options: `rank`; `batch`, the number of the batch in whose backward pass it dies, counted from 1; `reaches`, the number of
-    receivers that each of its last frames reaches, 0 for all.
+    Options: `rank`; `batch`, the number of the batch in whose backward pass the process dies, counted from 1; `reaches`, the
+    number of receivers that each of its last frames reaches, 0 for all.
     """
 
     def __init__(self, options: Mapping[str, str] | None = None) -> None:
@@ -61,9 +61,9 @@ def _await(sends: list[list[Pending]], count: int) -> None:
 
 
 def _reach(count: int) -> list[list[Pending]]:
-    """Have each frame that goes to several ranks reach the first `count` of them, as if the process died in between.
+    """Make each frame for several ranks reach only the first `count` of them (0: all), as if the process died in between.
 
-    Returns the sends of these frames, by frame, as they are made.
+    Return the sends of these frames, a list per frame, which grows as frames are sent.
     """
     send, found = FrameChannel.send_frame, list[list[Pending]]()
 

@@ -1,4 +1,4 @@
-"""Processes that get only part of their time, so that any program is really slow."""
+"""Processes that run only a part of the time, so that any program in them is really slow."""
 
 from __future__ import annotations
 

@@ -93,7 +93,9 @@ def test_a_run_that_need_not_wait_resumes(tmp_path: Path, rule: dict[str, Any]) 
 
 @pytest.mark.parametrize(("codec", "memory"), [("topk:ratio=0.05", "residual"), ("qsgd:levels=1", "residual")])
 def test_what_a_gradient_carried_returns_to_the_residual(codec: str, memory: str) -> None:
-    """After a push error feedback holds p - C(p); with C(p) given back it holds p, the sum of all gradients so far."""
+    """Check that a payload C(p) which is given back returns to the residual: after a push of p it holds p - C(p), then p,
+    the sum of all gradients so far.
+    """
     ends = loopback_group(2)
     plan = make_plan(
         [Tensor("one.weight", (50, 100)), Tensor("two.weight", (30, 100))], codec, group_by="layer", min_compress_bytes=0

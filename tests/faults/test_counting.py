@@ -1,4 +1,6 @@
-"""Epochs, examples and gradients when a version may contain any number of them: counted from the history, across stops too."""
+"""Counts of epochs, examples and gradients if versions contain any number of gradients: they follow from the history, also
+across stops.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def config(train_dir: Path, **changed: Any) -> Config:
 
 
 def applied(train_dir: Path) -> list[int]:
-    """Return the number of gradients applied up to each version, from 0 on; one counts once any of its groups is applied."""
+    """Return the number of gradients applied up to each version, from version 0 on. A gradient counts once any of its groups
+    is applied.
+    """
     found, counts = set[tuple[int, int]](), [0]
     lines = [line for line in read_records(train_dir / "history.jsonl") if "groups" in line]
     assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
@@ -87,7 +91,9 @@ def test_a_run_ends_after_the_epochs_that_it_was_asked_for(tmp_path: Path, rule:
 def test_bytes_that_a_run_sent_down_are_those_of_its_frames(
     tmp_path: Path, rule: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Count bytes where the master passes them to the network: weights, and everything else separately."""
+    """Compare the recorded bytes, of weights and of everything else, with a count where the master passes frames to the
+    network.
+    """
     sent, lock, send = Counter[Kind](), threading.Lock(), LoopbackTransport.send
 
     def counted(end: LoopbackTransport, rank: int, tag: int, buffers: Sequence[Any]) -> Any:
@@ -198,7 +204,9 @@ def check_every_gradient(train_dir: Path) -> None:
 
 
 def test_a_run_that_was_begun_without_the_count_goes_on_without(tmp_path: Path) -> None:
-    """Each of its versions counts as one gradient, as before."""
+    """Check a resumed run whose checkpoint has no count of gradients: each of its versions counts as one gradient, as before
+    the count existed.
+    """
     run(config(tmp_path, **ASP, max_steps=10))
     manifest = newest(tmp_path).path / checkpoint.MANIFEST
     facts = json.loads(manifest.read_text())

@@ -127,14 +127,14 @@ def check_goes_on(train_dir: Path) -> None:
 
 
 def lose_what_was_not_synced(train_dir: Path, volatile: set[int]) -> None:
-    """Empty the files with writes that were not synced: the most that a power failure can destroy of their contents."""
+    """Empty all files with writes that were not synced: a power failure can destroy at most these contents."""
     for path in train_dir.rglob("*"):
         if path.is_file() and path.stat().st_ino in volatile:
             os.truncate(path, 0)
 
 
 class TestEverySystemCall:
-    """Each system call of a writer of a checkpoint of four files, with one checkpoint already present and one kept."""
+    """Faults at each system call of the writer of a checkpoint of four files. One checkpoint already exists, and one is kept."""
 
     pytestmark = at_calls
 
@@ -233,8 +233,8 @@ def test_a_read_only_disk_keeps_its_checkpoint_and_starts_no_job(small_disk: Pat
 class Fills(Classification):
     """Digits that fill the disk in one step and free the space in another.
 
-    Before filling, the task waits until a checkpoint is `kept`; before freeing, until something is `told`. It counts steps by
-    their backward passes, the first of which measures the order of gradients.
+    Before filling, the task waits for the event `kept`, which means that a checkpoint is on the disk; before freeing, for
+    the event `told`. It counts steps by their backward passes, the first of which measures the order of gradients.
     """
 
     def __init__(self, disk: Path, full: int = -1, free: int | None = None, kept: threading.Event | None = None) -> None:

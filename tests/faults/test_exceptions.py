@@ -47,7 +47,9 @@ LINE = next(number for number, line in enumerate(Path(__file__).read_text().spli
 
 
 class Fails(Classification):
-    """Digits, but on worker 2 the data cannot be read from the fifth batch on, or the loss raises `raises`."""
+    """A task on digits. On worker 2 the data cannot be read from batch `first` on; if `raises` is given, the loss raises
+    this error instead.
+    """
 
     def __init__(self, raises: Callable[[], BaseException] | None = None, first: int = 5) -> None:
         super().__init__("LeNet", "digits", seed=1)
@@ -186,7 +188,9 @@ def test_below_the_quorum_the_job_ends_with_the_exception_behind_a_checkpoint(
 
 
 def test_a_loss_that_is_not_finite_is_told_of_the_weights_and_all_ranks_not_of_who_spoke_first(tmp_path: Path) -> None:
-    """Worker 2's gradient of step 4 is finite, and far too large: all ranks find in step 5 how it left the weights."""
+    """Check the error if worker 2's gradient of step 4 is finite but far too large: all ranks find in step 5 that the
+    weights are ruined.
+    """
     with pytest.raises(PsnodeError) as caught:
         run(config(tmp_path, scheme="dense", feedback="none", norm_cap=0.0), Lies())
     message = str(caught.value)
@@ -196,7 +200,7 @@ def test_a_loss_that_is_not_finite_is_told_of_the_weights_and_all_ranks_not_of_w
 
 
 class Lies(Classification):
-    """Digits; in its fourth step worker 2 claims a gradient of -1e30 everywhere."""
+    """A task on digits in which worker 2 claims a gradient of -1e30 everywhere in its fourth step."""
 
     def __init__(self) -> None:
         super().__init__("LeNet", "digits", seed=1)
@@ -213,7 +217,7 @@ class Lies(Classification):
 
 
 class Alone(Classification):
-    """Digits; the batches of worker 2 hold a NaN in its fourth step."""
+    """A task on digits in which only worker 2's batch of the fourth step holds a NaN."""
 
     def __init__(self) -> None:
         super().__init__("LeNet", "digits", seed=1)
@@ -238,7 +242,7 @@ def test_a_loss_that_is_finite_elsewhere_is_told_so(tmp_path: Path) -> None:
 
 
 class Late(Alone):
-    """In the step in which the loss of Alone is NaN, it comes after `wait` has returned."""
+    """The task Alone, whose loss of NaN comes only after `wait` has returned."""
 
     def __init__(self, wait: Callable[[], object]) -> None:
         super().__init__()
@@ -252,13 +256,17 @@ class Late(Alone):
 
 
 def test_the_losses_of_workers_that_have_reported_before_are_known(tmp_path: Path) -> None:
-    """In a mesh the master sees no gradients, so that only reports tell of finite losses."""
+    """Check the error in a mesh if the loss of NaN comes 2 s late: the master sees no gradients, so it knows of finite
+    losses only from reports.
+    """
     with pytest.raises(PsnodeError, match="published as step 3 is not finite: nan on rank 2, finite on ranks 1, 3:"):
         run(config(tmp_path, topology="mesh"), Late(lambda: time.sleep(2)))
 
 
 def test_a_loss_that_comes_while_the_shards_are_asked_is_told_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The deadline passes while worker 2 computes, and the shards are asked for whom they wait. They answer after its loss."""
+    """Check that the error still names all losses if the loss of NaN comes after a deadline, while the shards are asked
+    which workers they wait for.
+    """
     asked = threading.Event()
     task, obey = Late(lambda: asked.wait(60)), ShardServer._obey
 
@@ -276,7 +284,9 @@ def test_a_loss_that_comes_while_the_shards_are_asked_is_told_alike(tmp_path: Pa
 
 
 class Deserted(Classification):
-    """Digits; the data cannot be read from the batch of step `first` on. The look at a batch before the start counts as none."""
+    """A task on digits whose data cannot be read from the batch of step `first` on. The batch that is inspected before the
+    start does not count.
+    """
 
     def __init__(self, first: int) -> None:
         super().__init__("LeNet", "digits", seed=1)
@@ -296,7 +306,7 @@ class _Torn(Torn):
 def test_a_round_that_nobody_is_left_for_makes_no_version_and_no_batch_is_skipped(
     tmp_path: Path, first: int, eval_freq: int
 ) -> None:
-    """A run resumed after it ends with the weights of a run that nothing happened to."""
+    """Check a run whose only worker fails: after a resume it ends with the weights of an undisturbed run."""
     settings = {"local": 1, "scheme": "dense", "feedback": "none", "max_steps": 8, "eval_freq": eval_freq}
     assert run(config(tmp_path / "unbroken", **settings), Deserted(100)) == 0
     with pytest.raises(PsnodeError, match=r"the disk of this host is broken.* the checkpoint of step \d is written.*--resume"):

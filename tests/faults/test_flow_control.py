@@ -50,7 +50,7 @@ def resident(pid: int) -> int:
 
 
 def wait_for_gradient(job: Any, rank: int, behind: int) -> None:
-    """Block until a version later than `behind` contains a gradient of `rank` that was computed on such a version."""
+    """Block until a gradient of `rank` that was computed on a version later than `behind` is in a version."""
     end = time.monotonic() + 120
     while time.monotonic() < end and job.process.poll() is None:
         lines = (job.train_dir / "history.jsonl").read_text().splitlines(keepends=True)
@@ -64,7 +64,9 @@ def wait_for_gradient(job: Any, rank: int, behind: int) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["stopped", "busy"])
 def test_what_a_worker_does_not_take_does_not_pile_up(how: str, launched: Callable[..., Any], tmp_path: Path) -> None:
-    """150 versions are 259 MB, four times the limit. Every replica is compared, and no gradient is lost."""
+    """Check the memory while a worker takes nothing for 150 versions, 259 MB, which are four times the limit. Every replica
+    is compared, and no gradient is lost.
+    """
     gate, task = tmp_path / "gate", tmp_path / "busy.py"
     task.write_text(BUSY.format(gate=str(gate)))
     flags = ["--task", str(task)] if how == "busy" else []

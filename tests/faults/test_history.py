@@ -18,7 +18,9 @@ Lines = list[dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def resumed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a run of six steps that looks killed two steps after the checkpoint of step 4, with three further steps."""
+    """Return a run that looks as if it had been killed in step 6, two steps after the checkpoint of step 4, and that was
+    resumed for three steps.
+    """
     train_dir = tmp_path_factory.mktemp("history") / "run"
     settings: dict[str, Any] = {
         "scheme": "qsgd", "feedback": "ef", "batch_size": 8, "eval_freq": 2, "keep_last": 0, "local": 2, "lr": 0.02, "threads": 1,

@@ -35,8 +35,8 @@ class Rows:
 
 
 class Rare(Task):
-    """A logistic model with a scale parameter that initially predicts the frequent class with certainty; it
-    records its batches.
+    """A logistic model with a scale parameter. At the beginning it predicts the frequent class with certainty; it records
+    its batches.
     """
 
     def __init__(self, bias: float) -> None:
@@ -87,7 +87,9 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("bias", [-7.0, -80.0])
 def test_one_dense_worker_is_plain_torch_however_rare_the_positives_are(tmp_path: Path, bias: float) -> None:
-    """With a bias of -80, a batch without a positive has a gradient of 1e-35, and a batch with a positive one of .03."""
+    """Compare a run with plain torch. With a bias of -80, a batch without a positive example has a gradient of 1e-35, and a
+    batch with one of .03.
+    """
     task = Rare(bias)
     assert run(config(tmp_path, 1), task) == 0
     assert told(tmp_path) == []
@@ -114,8 +116,8 @@ def test_of_several_workers_nothing_is_refused_either(tmp_path: Path, workers: i
 
 
 def test_with_a_bound_what_most_workers_have_met_once_is_usual(tmp_path: Path) -> None:
-    """A worker has a positive in about every eighth batch: such gradients are refused until most workers have had one;
-    no worker is lost.
+    """Check that large gradients are refused only until most workers have had one, and that no worker is lost. A worker has
+    a positive example in about every eighth batch.
     """
     assert run(config(tmp_path, 4, norm_cap=10.0), Rare(-7.0)) == 0
     found = told(tmp_path)
@@ -152,7 +154,7 @@ class Outlier(Task):
 
 
 def test_what_a_bound_takes_returns_to_the_memory_and_the_worker_stays(tmp_path: Path) -> None:
-    """The sum of applied and remembered gradients is that of 3 workers over STEPS steps, plus 99 from the outlier."""
+    """Check that applied and remembered gradients sum to those of 3 workers over STEPS steps, plus 99 from the outlier."""
     changed = {"scheme": "topk:ratio=0.25", "feedback": "ef", "norm_cap": 10.0, "momentum": 0.0, "min_compress_bytes": 0}
     task = Outlier()
     assert run(config(tmp_path, 3, downlink="dense", **changed), task) == 0

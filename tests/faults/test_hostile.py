@@ -53,7 +53,7 @@ def truncated(frame: np.ndarray) -> np.ndarray:
 
 
 def of_another_job(frame: np.ndarray) -> np.ndarray:
-    """Return a replay from an earlier start of the job, sealed with that job's digest."""
+    """Return a replay of the frame from an earlier start of the job, sealed with that start's job digest."""
     opened = wire.unpack(frame, job=int(frame[40:48].view("<u8")[0]))
     return wire.pack(opened.kind, opened.body, sender=opened.sender, job=77, group=opened.group, step=opened.step)
 
@@ -116,7 +116,9 @@ class Lying(Wrapped):
 def train(
     config: Config, workers: int, liar: int | Sequence[int], lie: Lie, step: int, kind: Kind = Kind.GRADIENT, most: int = 1 << 30
 ) -> int:
-    """Run a whole job over the loopback in which worker `liar`, or each of several, lies from `step` on; return the exit code."""
+    """Run a whole job over the loopback transport and return its exit code. Worker `liar`, or each of several, lies from
+    `step` on.
+    """
     ends: list[Transport] = list(loopback_group(workers + 1))
     for rank in [liar] if isinstance(liar, int) else liar:
         ends[rank] = Lying(ends[rank], lie, step, kind, most)
@@ -159,7 +161,9 @@ def narrower(body: bytes) -> bytes:
 
 
 def test_the_first_sketch_of_a_round_is_not_the_reference(tmp_path: Path) -> None:
-    """The liar has the lowest rank; the ranks after it use the master's geometry."""
+    """Check that only the liar is rejected if it has the lowest rank, so that its sketch comes first; the other ranks use
+    the master's geometry.
+    """
     config = Config(**{**settings(tmp_path / "run"), "scheme": "countmean", "group_by": "model", "downlink": "dense"})
     assert train(config, 3, liar=1, lie=with_body(narrower), step=4, most=1) == 0
     events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
@@ -167,7 +171,7 @@ def test_the_first_sketch_of_a_round_is_not_the_reference(tmp_path: Path) -> Non
 
 
 def test_nothing_of_a_lie_is_added(tmp_path: Path) -> None:
-    """A rank that always lies is like an absent rank: the sums of the others give the same weights."""
+    """Check that two kinds of lies give the same weights: a rank that always lies has the effect of an absent rank."""
     hashes = []
     for name, lie in (("garbage", garbage), ("altered", altered)):
         assert train(Config(**settings(tmp_path / name)), 3, liar=3, lie=lie, step=1) == 0

@@ -1,4 +1,4 @@
-"""Workers that all update the same weights: the job goes on without one of them, and those that are left stay equal."""
+"""Workers that all update the same weights: the job continues without a lost worker, and the remaining workers stay equal."""
 
 from __future__ import annotations
 
@@ -48,9 +48,10 @@ def lost(job: Any) -> list[int]:
 @pytest.mark.sweep
 @pytest.mark.parametrize("rank", [1, 2])
 def test_a_job_that_loses_a_worker_goes_on_as_a_central_one_does(launched: Launched, tmp_path: Path, rank: int) -> None:
-    """All workers wait in front of batch 20 when one is killed, so that the same gradients count in both jobs.
+    """Compare the job with a star that loses the same worker. All workers wait before batch 20 when one is killed, so that
+    the same gradients count in both jobs.
 
-    If rank 1 is lost, another worker speaks for all.
+    If rank 1 is lost, another worker takes over the reports for all workers.
     """
     jobs = []
     for topology in (CENTRAL, COPIES):
@@ -76,7 +77,7 @@ def test_a_job_that_loses_a_worker_goes_on_as_a_central_one_does(launched: Launc
 
 @pytest.mark.long
 def test_a_worker_that_dies_while_it_sends_leaves_equal_weights(launched: Launched) -> None:
-    """Some of the last gradient's groups may have left, to some of the others."""
+    """Check this if only some groups of the last gradient have left, and these only to some of the other workers."""
     job = launched(4, *COPIED, "--max-steps", "25", *dying.flags(2, 12))
     code, out = job.end()
     assert code == 0, out
@@ -87,7 +88,9 @@ def test_a_worker_that_dies_while_it_sends_leaves_equal_weights(launched: Launch
 
 
 def test_what_one_worker_alone_has_of_the_last_gradient_counts_at_all(launched: Launched) -> None:
-    """Rank 2 dies when its groups have left for rank 1 alone, but for the first layer, whose gradient is not there yet."""
+    """Check that the groups which only rank 1 has received are added on all workers. Rank 2 dies after it has sent them,
+    before its gradient of the first layer.
+    """
     job = launched(4, *COPIED, "--max-steps", "15", *dying.flags(2, 8, reaches=2))
     code, out = job.end()
     assert code == 0, out
@@ -128,7 +131,9 @@ def test_too_few_workers_leave_a_checkpoint_and_the_last_one_cannot_be_lost(laun
 
 @pytest.mark.long
 def test_a_silent_worker_is_put_aside_for_good(launched: Launched) -> None:
-    """It is told to leave when it runs again, and all that it sends until then counts for nothing."""
+    """Check that a worker which was stopped too long is told to leave when it runs again, and that nothing it has sent until
+    then counts.
+    """
     job = launched(3, *COPIED, "--max-steps", "100000", "--pause-deadline", "20", deadline="10")
     job.wait_for_step(8)
     pid = job.pid(2)

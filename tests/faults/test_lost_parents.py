@@ -66,8 +66,8 @@ def folders(job: Path) -> set[str]:
 
 
 def ranks_of(mark: str) -> dict[str, int]:
-    """Return the processes of the ranks, by rank, and of mpirun. Data processes share the rank's environment; the oldest is the
-    rank.
+    """Return the processes of the ranks, by rank, and of mpirun. Data processes share the rank's environment; the oldest of
+    them is the rank.
     """
     found: dict[str, int] = {}
     for pid in sorted(processes(mark), key=began):

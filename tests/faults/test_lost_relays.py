@@ -1,4 +1,4 @@
-"""Workers that pass weights on: without one of them the run goes on, and those behind it get the weights from rank 0."""
+"""Workers that pass weights on: if one is lost, the run continues, and the workers that it served get the weights from rank 0."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Workers that update a part of the weights: without one of them the job ends, and goes on from its last checkpoint."""
+"""Workers that update a part of the weights: if one is lost, the job ends, and continues from its last checkpoint when it is
+started again.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ FLAGS = flags_of("mesh")
 
 
 def unbroken(train_dir: Path, **task: Any) -> dict[str, Any]:
-    """Return the weights of a run in one process, all of whose weights are on rank 0."""
+    """Return the weights of an undisturbed run in one process, in which rank 0 updates all weights."""
     settings: dict[str, Any] = {"batch_size": 8, "threads": 1, "tensorboard": False, "lr": 0.02, "eval_freq": 5, "local": 3}
     settings |= {"group_by": "layer", "scheme": "qsgd", "feedback": "ef", "norm_cap": 0.0}
     assert run(Config(**settings, **task, train_dir=train_dir, max_steps=28)) == 0
@@ -46,8 +48,8 @@ def weights(train_dir: Path) -> dict[str, Any]:
 
 
 def check_restart(launched: Launched, tmp_path: Path, topology: str, lost: int, reason: str) -> None:
-    """Kill rank `lost` of a job of three workers, which is started again for `reason`; it ends with the weights of an unbroken
-    run.
+    """Kill rank `lost` of a job of three workers. Check that the job is started again for `reason`, and ends with the
+    weights of an unbroken run.
     """
     gate = tmp_path / "gate"
     flags = [*flags_of(topology), "--max-steps", "28", "--eval-freq", "5", *halting.flags(20, gate)]

@@ -1,4 +1,4 @@
-"""Servers of parts of the weights: without one of them the job ends and is started again; without a worker it goes on."""
+"""Servers of parts of the weights: if one is lost, the job ends and is started again; if a worker is lost, the job continues."""
 
 from __future__ import annotations
 

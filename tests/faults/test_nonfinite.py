@@ -22,7 +22,9 @@ from psnode.tasks.classification import Classification
 
 
 class Poisoned(Classification):
-    """Digits; worker 2's first layer has a NaN gradient in the backward passes `when`, with a finite loss."""
+    """A task on digits in which the first layer of worker 2 gets a NaN gradient in the backward passes `when`, with a finite
+    loss.
+    """
 
     def __init__(self, *when: int) -> None:
         super().__init__("LeNet", "digits", seed=1)
@@ -89,7 +91,9 @@ def test_three_in_a_row_end_the_job_with_4(tmp_path: Path) -> None:
 
 
 def test_a_lonely_worker_that_skips_leaves_the_weights_as_they_are(tmp_path: Path) -> None:
-    """No other worker closes the round; since the optimizer is not called, momentum does not move the weights either."""
+    """Check that a skipped step of the only worker leaves the weights unchanged: the optimizer is not called, so momentum
+    does not move them either.
+    """
 
     class Lonely(Poisoned):
         def loss(self, model: torch.nn.Module, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -119,7 +123,7 @@ class Flipped(Classification):
 
 
 def test_a_flipped_bit_in_a_workers_weights_is_found_and_its_rank_named(tmp_path: Path) -> None:
-    """One of 431 080 weights differs in the last place, and changes on the downlink never repair the difference."""
+    """Check this if one of 431 080 weights differs in its last bit, which changes on the downlink never repair."""
     with pytest.raises(DivergedError, match=r"rank 2 computed step 7 .* version 6") as caught:
         run(config(tmp_path, hash_every=3, downlink="bf16", max_steps=12), Flipped())
     assert caught.value.exit_code == 4

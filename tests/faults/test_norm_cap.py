@@ -72,7 +72,9 @@ def test_one_finite_gradient_of_3e38_is_refused_and_told_with_its_rank(
 
 
 def test_nothing_of_a_refused_gradient_is_in_the_weights(tmp_path: Path) -> None:
-    """A worker that always lies is like an absent worker."""
+    """Check that two kinds of too large gradients give the same weights: a worker that always lies has the effect of an
+    absent worker.
+    """
     hashes = []
     for name, lie in (("large", decoded(one_large)), ("scaled", decoded(lambda values: 1000 * values))):
         config = dense(tmp_path / name, norm_cap=10.0 if name == "scaled" else 1e6)
@@ -84,7 +86,7 @@ def test_nothing_of_a_refused_gradient_is_in_the_weights(tmp_path: Path) -> None
 
 
 def test_without_a_cap_a_sum_that_is_not_finite_is_not_applied(tmp_path: Path) -> None:
-    """The sum of two finite gradients of 3e38 is infinite."""
+    """Check this for the sum of two finite gradients of 3e38, which is infinite."""
     config = dense(tmp_path / "run", local=2, norm_cap=0.0)
     assert train(config, 2, liar=(1, 2), lie=decoded(one_large), step=3, most=1) == 0
     found = [event for event in events(tmp_path / "run") if event["event"] == "not applied"]
@@ -94,7 +96,9 @@ def test_without_a_cap_a_sum_that_is_not_finite_is_not_applied(tmp_path: Path) -
 
 
 def test_without_a_cap_who_is_told_is_who_sent_it_and_not_who_met_it_first(tmp_path: Path) -> None:
-    """All weights are ruined, and so is every loss; the workers that report this are not to blame."""
+    """Check that the error names the sender of the huge gradient. All weights and all losses are ruined, so the workers that
+    report this are not to blame.
+    """
 
     def all_large(values: np.ndarray) -> np.ndarray:
         return np.float32(3e38) * np.sign(values)

@@ -82,7 +82,7 @@ def test_the_momentum_of_a_tensor_in_the_file_is_torchs_after_three_steps(tmp_pa
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_a_dense_run_ends_alike_however_often_its_groups_change(tmp_path: Path, optimizer: str) -> None:
-    """Sums and updates work per coordinate, so the groups do not affect the result."""
+    """Check that the groups do not affect the weights, since sums and updates work per coordinate."""
     run(config(tmp_path / "whole", optimizer=optimizer, max_steps=8, **ONE))
     for end, groups in ((2, ONE), (4, CUT), (6, LAYERS), (8, ONE)):
         run(config(tmp_path / "parts", optimizer=optimizer, max_steps=end, resume=end > 2, **groups))
@@ -104,7 +104,9 @@ SCHEMES: dict[str, dict[str, Any]] = {
 @pytest.mark.long
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_coded_run_goes_on_with_other_groups_and_says_what_is_left_out(tmp_path: Path, scheme: str) -> None:
-    """Replicas agree after every step. The second plan cuts two of the three tensors that have a codebook."""
+    """Check that the run reports codebooks and norms that it leaves out. Replicas agree after every step. The second plan
+    cuts two of the three tensors that have a codebook.
+    """
     cap = {} if scheme == "signum" else {"norm_cap": 10.0}  # signum alone has no norms of groups
     run(config(tmp_path, max_steps=3, **cap, **SCHEMES[scheme], **ONE))
     expected = ["codebooks of segments (2)"] * (scheme == "lss") + ["norms of groups (1)"] * (scheme != "signum")
@@ -118,7 +120,9 @@ def test_a_coded_run_goes_on_with_other_groups_and_says_what_is_left_out(tmp_pat
 
 
 def test_nothing_that_is_owed_is_lost_where_tensors_are_compressed_no_more(tmp_path: Path) -> None:
-    """The loss is linear: after one step with all tensors uncoded, the weights have moved by the sum of all gradients."""
+    """Check that the weights have moved by the sum of all gradients after one step with all tensors uncoded. The loss is
+    linear.
+    """
     task = Linear(2)
     run(linear(tmp_path, "topk", "ef", 2), task)
     assert any(value.any() for value in owed(newest(tmp_path)).values())
@@ -142,7 +146,9 @@ def owed(path: Path) -> dict[str, np.ndarray]:
 
 
 def as_layout_1(train_dir: Path) -> None:
-    """Rename the state in the newest checkpoint by group and segment, as earlier versions did, following the recorded plan."""
+    """Rename the state in the newest checkpoint by group and segment, as earlier versions of psnode did, following the
+    recorded plan.
+    """
     path, plan = newest(train_dir), Plan.from_dict(recorded(train_dir)["plan"])
     manifest = json.loads((path / "manifest.json").read_bytes())
     for file in manifest["files"]:
@@ -184,7 +190,7 @@ OLD: dict[str, dict[str, Any]] = {
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", OLD)
 def test_a_checkpoint_of_layout_1_goes_on_bit_for_bit(tmp_path: Path, name: str) -> None:
-    """Use groups that cut tensors."""
+    """Check this with groups that cut tensors."""
     changed = {"norm_cap": 0.0, **OLD[name], **CUT}
     run(config(tmp_path / "whole", max_steps=6, **changed))
     run(config(tmp_path / "parts", max_steps=3, **changed))

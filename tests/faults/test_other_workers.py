@@ -1,4 +1,4 @@
-"""Runs resumed with another number of workers: nothing that the weights are owed is lost, and the change is reported."""
+"""Runs resumed with another number of workers: no part of a memory is lost, and the change is reported."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ def sgd(batches: list[np.ndarray]) -> torch.Tensor:
 
 
 def test_weights_and_momentum_go_on_and_the_rest_of_the_epoch_is_dealt_among_those_who_are_there(tmp_path: Path) -> None:
-    """Take steps of 4 x 8, then 1 x 8, then 3 x 8 examples: the joint batches are consecutive parts of one permutation."""
+    """Compare with torch after steps of 4 x 8, then 1 x 8, then 3 x 8 examples: the joint batches are consecutive parts of
+    one permutation.
+    """
     for workers, steps in ((4, 8), (1, 14), (3, 18)):
         assert run(config(tmp_path, local=workers, max_steps=steps, lr=0.005, resume=workers != 4)) == 0
     order = permutation(1437, 3, 0)
@@ -109,7 +111,9 @@ def test_every_kind_of_memory_finds_its_new_owners(tmp_path: Path, scheme: str) 
 
 
 def test_the_mean_of_the_memories_stays_what_it_was(tmp_path: Path) -> None:
-    """The update is the mean of the workers' pushes, so the weights are owed the mean of the memories."""
+    """Check that the memories which are dealt to another number of workers have the same mean. The update is the mean of the
+    workers' pushes.
+    """
     rng = np.random.default_rng(1)
     memories = [rng.standard_normal(50).astype(np.float32) for _ in range(3)]
     draft = StagedCheckpoint(tmp_path, 5)

@@ -60,7 +60,9 @@ def remove_latest(train_dir: Path) -> None:
 
 
 def meddled(monkeypatch: pytest.MonkeyPatch, moment: str, remove: Callable[[Path], None], train_dir: Path, step: int) -> None:
-    """Make `remove` run once, before or after the `moment` of the checkpoint of `step`."""
+    """Make `remove` run once, before or after a function of the checkpoint of `step`. `moment` is "before NAME" or "after
+    NAME".
+    """
     where: Any
     when, name = moment.split()
     where = {"write_part": staging, "seal": Draft, "publish": StagedCheckpoint, "name_latest": staging}[name]

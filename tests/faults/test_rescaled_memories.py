@@ -1,4 +1,4 @@
-"""ef:rescale=true keeps memories in units of weights while the learning rate changes, whichever versions a worker skips."""
+"""ef:rescale=true keeps memories in units of weights while the learning rate changes, even if a worker skips versions."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def sender(given: Given) -> Iterator[GradientSender]:
 
 
 def sent(sender: GradientSender, step: int) -> np.ndarray:
-    """Push, and return the part of the memory that the push sends, in units of its gradient: the largest of gradient + memory."""
+    """Push, and return the memory in units of gradients at the step's rate. The array follows later changes of the memory."""
     memory = sender.state()["feedback/residual/a"].numpy()
     sender.begin(Round.after(step - 1), measure=False)
     sender.push(0)
@@ -61,7 +61,9 @@ def sent(sender: GradientSender, step: int) -> np.ndarray:
 
 @pytest.mark.parametrize("steps", [[1, 2, 3, 4], [1, 2, 5, 9, 10, 17], [3, 9]], ids=str)
 def test_a_memory_is_rescaled_from_the_last_step_its_worker_took(sender: GradientSender, given: Given, steps: list[int]) -> None:
-    """Compute e + lr g in float64, of which the largest tenth is sent and the rest kept; step t has lr(t - 1)."""
+    """Compare the memory with e + lr g in float64, of which the largest tenth is sent and the rest is kept. Step t has the
+    rate lr(t - 1).
+    """
     rng, owed = np.random.default_rng(2), np.zeros(SIZE)
     for step in steps:
         given.vector[:] = rng.standard_normal(SIZE)
@@ -72,7 +74,7 @@ def test_a_memory_is_rescaled_from_the_last_step_its_worker_took(sender: Gradien
 
 
 def test_what_was_not_used_is_owed_in_weights_too(sender: GradientSender, given: Given) -> None:
-    """As under kofn, skip steps and return gradients that arrive too late."""
+    """Check the memory if, as under kofn, the worker skips steps and gets back gradients that arrive too late."""
     rng, owed = np.random.default_rng(3), np.zeros(SIZE)
     for step, used in [(1, True), (2, False), (5, True), (8, False), (9, True)]:
         given.vector[:] = rng.standard_normal(SIZE)
@@ -141,7 +143,7 @@ def tensors(folder: Path, file: str = checkpoint.MODEL) -> dict[str, torch.Tenso
 
 @pytest.mark.parametrize("rule", [{"consistency": "asp"}, {"consistency": "ssp", "staleness": 2}], ids=str)
 def test_a_stale_gradient_is_applied_with_the_learning_rate_of_its_own_version(tmp_path: Path, rule: dict[str, Any]) -> None:
-    """Compute the weights from the history in float64; version t has learning rate .1 (1 - t/30)^2."""
+    """Compare with weights computed from the history in float64; version t has the learning rate .1 (1 - t/30)^2."""
     settings: dict[str, Any] = {"scheme": "topk:ratio=0.1", "feedback": "ef:rescale=true", "downlink": "dense", "momentum": 0.0}
     settings |= {"lr": 0.1, "lr_schedule": "poly", "lr_power": 2.0, "max_steps": 30, "batch_size": 4, "local": 3, "threads": 1}
     run(Config(train_dir=tmp_path, **settings, **rule, record_history=True, tensorboard=False, deadline=60.0), Linear())
@@ -162,7 +164,7 @@ def test_a_stale_gradient_is_applied_with_the_learning_rate_of_its_own_version(t
 
 
 def test_memories_of_workers_at_different_steps_are_dealt_by_what_they_owe(tmp_path: Path) -> None:
-    """The mean over the workers of learning rate x memory is kept."""
+    """Check that dealing keeps the mean over the workers of learning rate x memory."""
     folder = tmp_path / "step-00000001"
     folder.mkdir()
     for rank, (rate, owed) in enumerate([(0.1, 3.0), (0.2, 1.0)], 1):

@@ -48,9 +48,10 @@ class Digits(Classification):
 def test_the_others_take_a_killed_workers_examples_in_the_next_epoch(
     launched: Callable[..., Any], tmp_path: Path, rule: tuple[str, ...]
 ) -> None:
-    """Of 1437 digits, 19 steps of 3 x 24 and then 29 steps of 2 x 24 draw 1392 once.
+    """Check that the second epoch, 29 steps of 2 x 24, draws 1392 of 1437 digits once, after 19 steps of 3 x 24 in the first
+    epoch.
 
-    Each step takes all three workers, so that no late worker takes examples of the first epoch into the second.
+    Each step of the first epoch takes all three workers, so that no late worker takes its examples into the second epoch.
     """
     (tmp_path / "task.py").write_text(TASK)
     flags = ["--task", str(tmp_path / "task.py"), "--batch-size", "24", "--epochs", "2", "--record-history", *rule]

@@ -25,14 +25,16 @@ FLAGS = ["--scheme", "qsgd", "--feedback", "ef", "--record-history", "--hash-eve
 
 
 def told(job: Any) -> list[tuple[str, int | None]]:
-    """Return the events with their ranks, without the end of an epoch, which may come at any time."""
+    """Return the events with their ranks, except "resharded" at the end of an epoch, which may come at any time."""
     return [(event["event"], event["rank"]) for event in job.events() if event["event"] != "resharded"]
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("downlink", ["dense", "bf16"])
 def test_a_spare_takes_the_place_of_a_killed_worker(launched: Launched, downlink: str) -> None:
-    """The spare has followed every version, and its weights are compared like all others. A second death is one too many."""
+    """Check that a spare replaces a killed worker. It has followed every version, and its weights are compared like all
+    others. A second death ends the job.
+    """
     job = launched(2, *FLAGS, "--spares", "1", "--min-workers", "2", "--downlink", downlink)
     job.wait_for_step(10)
     os.kill(job.pid(1), signal.SIGKILL)
@@ -117,7 +119,9 @@ class Digits(Classification):
 def test_a_round_of_nobody_goes_on_with_a_spare_and_no_batch_is_skipped(
     launched: Launched, tmp_path: Path, rule: tuple[str, ...]
 ) -> None:
-    """The weights equal those of an undisturbed run, since LeNet draws no random numbers."""
+    """Check that a job whose only worker fails continues with a spare, and ends with the weights of an undisturbed run.
+    LeNet draws no random numbers.
+    """
     (tmp_path / "task.py").write_text(TORN)
     how = ["--task", str(tmp_path / "task.py"), "--spares", "1"]
     job = launched(1, *how, "--scheme", "dense", "--downlink", "bf16", "--max-steps", "9", "--seed", "1", "--no-overlap", *rule)

@@ -39,7 +39,9 @@ class Slow(Classification):
 
 @pytest.mark.long
 def test_a_stopped_worker_does_not_keep_an_asynchronous_job_from_its_checkpoint(launched: Launched) -> None:
-    """No round waits for the stopped worker, and a job that was asked to stop has no time to wait."""
+    """Check that an asp job with a stopped worker ends with a checkpoint. No round waits for this worker, and a job that was
+    asked to stop has no time to wait.
+    """
     job = launched(3, *ASP, "--max-steps", "1000000")
     job.wait_for_step(10)
     os.kill(job.pid(2), signal.SIGSTOP)
@@ -57,7 +59,9 @@ def test_a_stopped_worker_does_not_keep_an_asynchronous_job_from_its_checkpoint(
 
 @pytest.mark.long
 def test_a_job_whose_host_stands_still_goes_on_as_if_nothing_had_happened(launched: Launched) -> None:
-    """All processes are stopped for longer than every deadline, and then continued, the master first."""
+    """Check that nothing is lost if all processes are stopped for longer than every deadline and then continued, the master
+    first.
+    """
     job = launched(2, "--max-steps", "100000", "--deadline", "3", "--pause-deadline", "5", "--record-history")
     job.wait_for_step(10)
     pids = [job.pid(rank) for rank in (0, 1, 2)]

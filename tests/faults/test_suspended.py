@@ -37,7 +37,9 @@ def wait_for(job: Any, event: str) -> int:
 @pytest.mark.sweep
 @pytest.mark.parametrize("downlink", ["dense", "bf16"])
 def test_a_stopped_worker_is_put_aside_and_let_in_again(launched: Launched, downlink: str) -> None:
-    """Whole weights replace the changes that the worker missed: hashes of all replicas are compared every ten steps."""
+    """Check that a returning worker gets whole weights in place of the changes that it missed: hashes of all replicas are
+    compared every ten steps.
+    """
     job = launched(3, *FLAGS, "--max-steps", "100000", "--downlink", downlink)
     job.wait_for_step(5)
     pid = job.pid(2)
@@ -61,7 +63,7 @@ def test_a_stopped_worker_is_put_aside_and_let_in_again(launched: Launched, down
 
 @pytest.mark.long
 def test_a_stall_of_nine_seconds_leaves_nobody_out_of_a_synchronous_run(launched: Launched) -> None:
-    """Steps take milliseconds; still, every round includes both workers unless --deadline sets another rule."""
+    """Check that every round includes both workers, although steps take milliseconds, unless --deadline sets another rule."""
     job = launched(2, "--scheme", "dense", "--max-steps", "100000", deadline="")
     job.wait_for_step(20)
     pid = job.pid(2)
@@ -79,7 +81,7 @@ def test_a_stall_of_nine_seconds_leaves_nobody_out_of_a_synchronous_run(launched
 
 @pytest.mark.long
 def test_a_silent_worker_that_no_round_waits_for_is_put_aside_and_returns(launched: Launched) -> None:
-    """Meanwhile checkpoints are made without the worker, in order; after its return it delays none."""
+    """Check that checkpoints are made in order without the suspended worker, and that it delays none after its return."""
     rule = [
         "--consistency",
         "kofn",

@@ -40,7 +40,9 @@ _libc.ptrace.restype = ctypes.c_long
 
 @dataclass
 class Trace:
-    """The calls begun, as (name, path), the exit of the process, and the inodes of files written but not synced since."""
+    """A traced process: the calls begun, as (name, path), the exit code, and the inodes of files that were written but not
+    synced since.
+    """
 
     pid: int
     calls: list[tuple[str, str]] = field(default_factory=list)

@@ -33,7 +33,9 @@ def test_parameters_out_of_bounds_are_one_typed_line(text: str) -> None:
 
 @pytest.mark.parametrize("spec", QUANTISERS)
 def test_200_steps_of_a_recorded_stream_are_those_of_the_papers_equations_bit_for_bit(spec: str) -> None:
-    """Compute g~ = Q(g + alpha h), h' = beta h + g - g~ in float32, left to right; an independent reader decodes qsgd."""
+    """Compare with g~ = Q(g + alpha h), h' = beta h + g - g~ in float32, left to right, for gradients g and the memory h. An
+    independent reader decodes qsgd.
+    """
     rule, codec = get_feedback("ecq:alpha=0.3,beta=0.8"), get_codec(spec)
     assert rule.form(codec) is codec
     state, h = rule.init(SIZE), np.zeros(SIZE, np.float32)
@@ -51,7 +53,9 @@ def test_200_steps_of_a_recorded_stream_are_those_of_the_papers_equations_bit_fo
 @pytest.mark.parametrize("beta", [0.0, 0.5, 0.9, 1.0])
 @pytest.mark.parametrize("alpha", [0.2, 1.0])
 def test_the_memory_is_the_decayed_sum_of_gradients_minus_sent_values(alpha: float, beta: float) -> None:
-    """Compare in float64; with beta = 1, sent values + memory = gradients. Each step rounds at most three times."""
+    """Compare the memory with that sum in float64, within three roundings per step. With beta = 1, sent values + memory =
+    gradients.
+    """
     rule, codec = get_feedback(f"ecq:alpha={alpha},beta={beta}"), get_codec("qsgd")
     state, owed, scale = rule.init(SIZE), np.zeros(SIZE), 0.0
     for step, g in enumerate(gradients(60)):
@@ -73,11 +77,15 @@ def test_with_both_parameters_1_it_is_error_feedback() -> None:
 
 @pytest.mark.parametrize("parameters", [(0.2, 0.9), (0.1, 0.5), (0.15, 1.0)])
 def test_the_memory_settles_at_the_variance_of_the_recursion(parameters: tuple[float, float]) -> None:
-    """Check E h^2 = omega / (1 - alpha^2 omega - (beta - alpha)^2), for unit variance of gradients and codec variance omega
-    ||p||^2.
+    """Check E h^2 = omega / (1 - alpha^2 omega - (beta - alpha)^2) for the memory h, if gradients have variance 1 and the
+    codec's variance is omega
 
-    randk draws 1024 of 10240 coordinates, so omega is 9. Repetition with other seeds shows that the mean over 400 steps varies by
-    less than 1.5 %; the test allows 8 %.
+    p
+
+    ^2.
+
+    randk draws 1024 of 10240 coordinates, so omega is 9. Repetition with other seeds shows that the mean over 400 steps
+    varies by less than 1.5 %; the test allows 8 %.
     """
     alpha, beta = parameters
     rule, codec, size = get_feedback(f"ecq:alpha={alpha},beta={beta}"), get_codec("randk:ratio=0.1"), 10_240

@@ -95,7 +95,8 @@ class Linear(Task):
 class Outcome(NamedTuple):
     """Sums over workers and steps, in the plan's order; `applied` and `gradients` are weighted with the learning rate.
 
-    `momenta`: those at the start of steps. `memories`: those after the last step, weighted with its learning rate.
+    `momenta` are the momenta at the start of steps. `memories` are those after the last step, weighted with its learning
+    rate.
     """
 
     applied: Float64s
@@ -156,7 +157,9 @@ def memory(saved: checkpoint.Checkpoint, plan: Plan, name: str, workers: int) ->
 
 
 def is_refused(folder: Path, scheme: str, feedback: str) -> bool:
-    """Return True if the pair is refused; only votes, and a momentum that no coordinate could keep, may be refused."""
+    """Return True if scheme and feedback rule are refused together. Only votes may be refused, and codecs that are not
+    sparse, under which no coordinate could keep a momentum.
+    """
     try:
         resolve(config(folder, scheme, feedback, 1))
     except ConfigurationError:
@@ -188,7 +191,9 @@ CLIPPED = [
 
 @pytest.mark.parametrize(("scheme", "feedback"), CLIPPED)
 def test_what_is_clipped_away_is_remembered(tmp_path: Path, scheme: str, feedback: str) -> None:
-    """Use four gradients of different norms, two of which are scaled per round. The uncoded bias has a memory too."""
+    """Check this with four gradients of different norms, two of which are scaled down per round. The uncoded bias has a
+    memory too.
+    """
     found = outcome(tmp_path, scheme, feedback, 4, aggregator="mean:clip=median")
     if get_feedback(feedback).gathering is not None:
         found = found._replace(gradients=found.gradients + 0.5 * found.momenta)
@@ -224,7 +229,9 @@ def test_an_accumulated_error_that_never_decays_loses_nothing(tmp_path: Path, sc
 
 @pytest.mark.parametrize("scheme", ["qsgd", "topk"])
 def test_a_decaying_error_conserves_the_decayed_sum(tmp_path: Path, scheme: str) -> None:
-    """The memory is the sum of 0.5^(last - t) (gradients - applied); a step's applied sum is read from the weights."""
+    """Check that the memory is the sum over steps t of 0.5^(last - t) (gradients - applied); a step's applied sum is read
+    from the weights.
+    """
     found = outcome(tmp_path, scheme, DECAYING, 2)
     assert found.missing > 0.01
     steps = [checkpoint.Checkpoint.open(step) for step in sorted((tmp_path / checkpoint.CHECKPOINTS).glob("step-*"))]

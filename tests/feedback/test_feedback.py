@@ -1,4 +1,4 @@
-"""Feedback rules: their memories, and the sums that these conserve."""
+"""Feedback rules: their memories, and the sums that the rules conserve."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SPECS = ["fp16", "bf16", "qsgd:levels=1,bucket=64", "qsgd:levels=15,bucket=512",
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_error_feedback_loses_nothing(spec: str) -> None:
-    """Check that decoded payloads + residual = gradients in sum, up to the rounding of 40 float32 additions."""
+    """Check that decoded payloads + residual equal the sum of the gradients, up to the rounding of 40 float32 additions."""
     rule = ErrorFeedback()
     codec = rule.form(get_codec(spec))
     rng = np.random.default_rng(3)
@@ -34,7 +34,9 @@ def test_error_feedback_loses_nothing(spec: str) -> None:
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_the_residual_stays_bounded_over_500_steps(spec: str) -> None:
-    """Check that a contraction by 1 - delta keeps the residual below (1 - delta)/delta times the largest gradient."""
+    """Check that the residual levels off. In theory, a contraction by 1 - delta keeps it below (1 - delta)/delta times the
+    largest gradient.
+    """
     rule = ErrorFeedback()
     codec = rule.form(get_codec(spec))
     rng = np.random.default_rng(4)
@@ -85,7 +87,7 @@ def test_what_was_lost_is_the_distance_to_what_was_coded(rule: NoFeedback | Erro
 
 
 def test_dgc_accumulates_momentum_and_forgets_it_where_it_was_sent() -> None:
-    """Compute Lin et al., equations 4 to 7, by hand for top-1 of 3 and m = 1/2."""
+    """Compare with Lin et al., equations 4 to 7, computed by hand for top-1 of 3 values and momentum 1/2."""
     rule = get_feedback("dgc:momentum=0.5")
     codec = get_codec("topk:ratio=0.34")
     state = rule.init(3)
@@ -112,7 +114,7 @@ def test_dgc_with_everything_sent_is_plain_sgd() -> None:
 
 @pytest.mark.parametrize("nesterov", ["false", "true"])
 def test_momentum_at_the_sender_adds_up_to_torchs_at_the_master(nesterov: str) -> None:
-    """Sums of lr u, with u of dense segments under dgc, move weights as torch's SGD with momentum does."""
+    """Check that sums of lr u move weights as torch's SGD with momentum does, where u is what dgc sends for dense segments."""
     import torch
 
     rule = get_feedback(f"dgc:momentum=0.9,nesterov={nesterov}").dense()
@@ -184,7 +186,7 @@ def test_bad_specs_of_rules_are_one_typed_line(text: str) -> None:
 @pytest.mark.parametrize("rule", sorted(RULES))
 @pytest.mark.parametrize("spec", ["topk:ratio=0.05", "topk:ratio=0.05,sampled=true", "randk:ratio=0.1", *SPECS])
 def test_a_gradient_in_pieces_is_coded_as_the_whole(rule: str, spec: str) -> None:
-    """Compare bytes and memories after each step; between the pieces the gradient is zero."""
+    """Compare payloads and memories after each step with those of the whole gradient, which is zero between the pieces."""
     feedback, shape, context = get_feedback(rule), (96, 256), Context(3, 0.5)
     codec = feedback.form(get_codec(spec))
     whole, pieces = feedback.init(96 * 256), feedback.init(96 * 256)

@@ -27,8 +27,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Forking:
-    """Starts the server when the first process is requested. `variables`: those of its environment that differ from this one's;
-    only processes with the same are forked.
+    """Starts the server when the first process is requested. `variables`: variables of the server's environment that differ
+    from those of this process; only processes with equal variables are forked.
     """
 
     def __init__(self, variables: Mapping[str, str] | None = None) -> None:

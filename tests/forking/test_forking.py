@@ -22,7 +22,7 @@ OTHER["LC_ALL"] = "C" if os.environ.get("LC_ALL") != "C" else "C.UTF-8"
 
 
 def environment() -> dict[str, str]:
-    """Return the variables of these tests, in which a fork is no other than an interpreter."""
+    """Return the environment of these tests, under which a fork does not differ from a new interpreter."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
 
 

@@ -13,9 +13,9 @@ from psnode.worker import inspection
 
 @pytest.fixture(scope="module")
 def few_steps() -> Iterator[None]:
-    """Measure a few steps of everything.
+    """Make measurements take a few steps of everything.
 
-    Other tests may have compiled models in this process or left threads in it, which is therefore not forked and gets no process
+    Other tests may have compiled models or left threads in this process. It is therefore not forked, and gets no process
     group.
     """
     with pytest.MonkeyPatch.context() as patch:

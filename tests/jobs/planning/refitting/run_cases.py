@@ -59,8 +59,8 @@ def profile() -> Profile:
 def record(step: int, **changes: Any) -> dict[str, Any]:
     """Return a record of three workers.
 
-    Passes take twice the profile's time, coding thrice, decoding four times, and updates five times; a worker sends one and a
-    half times the bytes, and gets half of them.
+    Passes take twice the profile's time, coding three times, decoding four times, and updates five times. A worker sends one
+    and a half times the profile's bytes, and gets half of them.
     """
     parts = {"step": 1.5, "forward_backward": 2 * 0.302, "encode": 3 * 0.004, "wait": 0.1, "decode": 4 * 3 * 0.002}
     found = {

@@ -19,7 +19,9 @@ from tests.jobs.planning.refitting.run_cases import HALVES, make_run, record
 
 
 def test_the_figures_are_medians_of_later_steps_of_all_workers(tmp_path: Path) -> None:
-    """The first two steps, and a step in which a worker was missing, take a hundred seconds; of the others the sixth is 1.5 s."""
+    """Check that the figures leave out the first two steps and a step with a missing worker, which take a hundred seconds;
+    the median of the others is 1.5 s.
+    """
     slow = {**record(1)["seconds"], "step": 100.0}
     records = [record(step, seconds=slow) for step in (1, 2)]
     records += [record(step, seconds={**slow, "step": 1.0 + step / 10}) for step in range(11)]
@@ -127,7 +129,9 @@ def test_rounds_that_close_without_the_slowest_worker_are_refused(tmp_path: Path
 
 
 def test_a_last_step_that_no_worker_reported_has_no_figures(tmp_path: Path) -> None:
-    """A job ends with its last version, and reports of this version may come too late for its record."""
+    """Check that a last step without reports is left out: a job ends with its last version, and reports of it may come too
+    late for its record.
+    """
     unreported = {**record(1)["seconds"], "forward_backward": 0.0, "encode": 0.0, "wait": 0.0}
     records = [record(step) for step in range(1, 14)] + [record(14, seconds=unreported)]
     assert FinishedRun.read(make_run(tmp_path / "run", records)).steps == 11

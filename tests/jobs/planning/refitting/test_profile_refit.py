@@ -32,7 +32,9 @@ def of(path: Path, own: Profile | None = None, scenario: Scenario = SCENARIO, *,
 
 
 def test_factors_known_beforehand_are_recovered(tmp_path: Path) -> None:
-    """Passes take 2 times as long, coding 3, decoding 4, updates 5; frames have 1.5 times and half the bytes."""
+    """Check a run in which passes take 2 times as long as in the profile, coding 3, decoding 4 and updates 5 times, and
+    frames have 1.5 times and half the bytes.
+    """
     before, found = profile(), of(make_run(tmp_path / "run"))
     after = found.profile
     assert found.name == "qsgd"
@@ -67,7 +69,9 @@ def test_factors_known_beforehand_are_recovered(tmp_path: Path) -> None:
 def test_factors_are_recovered_from_runs_under_other_topologies(
     topology: str, decode: float, update: float, sent: int, received: int, tmp_path: Path
 ) -> None:
-    """The factors are those of the star's run. Records have the longest decoding and the longest update of any rank."""
+    """Check that runs under other topologies give the factors of the star's run. Records have the longest decoding and the
+    longest update of any rank.
+    """
     seconds = {**record(1)["seconds"], "decode": decode, "update": update, "downlink": 0.0}
     records = [record(step, seconds=seconds, uplink_bytes=sent, downlink_bytes=received) for step in range(1, 15)]
     own = profile()
@@ -95,7 +99,7 @@ def test_predicted_figures_are_the_sums_of_the_profile(tmp_path: Path) -> None:
 
 
 def test_a_cost_that_was_not_foreseen_is_shared_out_by_the_coordinates(tmp_path: Path) -> None:
-    """A group of 500 of 2000 coordinates gets a quarter of the measured coding."""
+    """Check coding that takes no time in the profile: a group of 500 of 2000 coordinates gets a quarter of the measured time."""
     own = profile()
     free = replace(own.schemes["qsgd"], groups=tuple(replace(group, encode=0.0) for group in own.schemes["qsgd"].groups))
     found = of(make_run(tmp_path / "run", plan=plan_of_codecs((QSGD,), (QSGD,) * 3)), replace(own, schemes={"qsgd": free}))
@@ -103,7 +107,7 @@ def test_a_cost_that_was_not_foreseen_is_shared_out_by_the_coordinates(tmp_path:
 
 
 def line(coded: int, seconds: float) -> Profile:
-    """Return a profile of one group with work in its passes alone, under a scheme of frames of `coded` bytes."""
+    """Return a profile of one group in which only the passes take time, under a scheme with frames of `coded` bytes."""
     group = GroupCosts(coded, coded, 0.0, 0.0, 0.0, 0.0, seconds, 0.0, 2000, 0)
     plan = plan_of_codecs((QSGD,)).to_dict()
     own = profile()
@@ -119,7 +123,9 @@ def single(step: float, nbytes: int) -> list[dict[str, Any]]:
 
 
 def test_the_fitted_rate_is_that_of_a_closed_form(tmp_path: Path) -> None:
-    """A step of one worker and one group is the passes, the frame up and the frame down: .2 s + 2 * 10^6 bytes / b = .7 s."""
+    """Check the rate b fitted to a step of one worker and one group: the passes, the frame up and the frame down take .2 s +
+    2 * 10^6 bytes / b = .7 s.
+    """
     plan = plan_of_codecs((QSGD,))
     path = make_run(tmp_path / "run", single(0.7, 10**6), plan=plan, more={"workers": 1})
     one = replace(SCENARIO, workers=1)
@@ -160,10 +166,11 @@ def test_a_run_without_overlap_needs_all_weights_at_once(tmp_path: Path) -> None
     ],
 )  # fmt: skip
 def test_a_simulated_run_with_other_figures_is_recovered(topology: str, rate: float | None, tmp_path: Path) -> None:
-    """The simulated job's passes take 2.5 times as long as the profile's, and its coding, frames and updates differ too.
+    """Check a simulated run whose passes take 2.5 times as long as the profile's, and whose coding, frames and updates
+    differ too.
 
-    Its connections take turns by other rules than those of a predicted step, so that the rate is recovered less exactly than
-    other figures.
+    The simulated connections take turns by other rules than those of a predicted step, so that the rate is recovered less
+    exactly than other figures.
     """
     own, slower = profile(), 2.5
     groups = tuple(
@@ -229,7 +236,7 @@ def test_profiles_of_earlier_versions_are_refused(tmp_path: Path) -> None:
 
 
 def test_groups_under_another_topology_follow_from_the_workers_after_a_refit(tmp_path: Path) -> None:
-    """The profile has one group of 8 MB. In a mesh there are about four for each worker."""
+    """Check the groups of a mesh, about four for each worker, if the profile has one group of 8 MB."""
     size = 2_000_000
     tensors = tuple(TensorTimes((size // 100,), 0.2 * (n + 1) / 100, 0.0, f"t{n}") for n in range(100))
     whole = Plan(

@@ -50,7 +50,7 @@ def test_predicted_and_measured_figures_stand_beside_each_other(words: list[str]
 
 
 def test_all_figures_are_in_the_json(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Other numbers of workers and other rates are predicted from the run too."""
+    """Check the JSON of a command that also predicts other numbers of workers and other rates from the run."""
     assert main([*words, "-n", "5", "--rate", "1gbit", "--rate", "none", "--json"]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert (found["workers"], [each["rate"] for each in found["results"]]) == (5, ["1gbit", "none"])
@@ -79,7 +79,7 @@ def test_the_refitted_profile_is_saved_and_answers_alone(words: list[str], capsy
 def test_a_saved_plan_has_the_groups_of_the_run_and_the_refitted_step(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The run has one group, and the profile two."""
+    """Check this for a run with one group, where the profile has two."""
     run = make_run(tmp_path / "other", plan=ONE, more={"links": LINKS})
     assert main(["plan", "--from", str(run), *words[3:], "--save-plan", str(tmp_path / "plan.json"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -110,7 +110,7 @@ def test_the_step_of_a_run_under_another_topology_is_drawn(words: list[str], tmp
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Config, list[str]]]:
-    """Return a list that gets the settings and the schemes of every measurement, whose profile is that of run_cases."""
+    """Return the list of the settings and schemes of all measurements. Each measurement returns the profile of run_cases."""
     seen: list[tuple[Config, list[str]]] = []
 
     def measure(config: Config, schemes: Any, tell: Any) -> Profile:
@@ -124,7 +124,9 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Config, list[str]]]:
 def test_a_size_of_groups_that_follows_from_the_workers_is_not_measured(
     tmp_path: Path, measured: list[tuple[Config, list[str]]]
 ) -> None:
-    """The record of a run has this size too, here the least one, of 64 KiB."""
+    """Check that the measurement ignores a group size of 64 KiB, which follows from the workers (here the least size),
+    although the run's record has it.
+    """
     for size in (65536, 4000):
         run = make_run(tmp_path / str(size), topology="mesh", group_bytes=size, more={"links": LINKS})
         assert main(["plan", "--from", str(run)]) == 0
@@ -134,7 +136,9 @@ def test_a_size_of_groups_that_follows_from_the_workers_is_not_measured(
 def test_predictions_are_for_the_topology_of_the_run(
     tmp_path: Path, measured: list[tuple[Config, list[str]]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The model is measured under the usual topology, with a worker and its master in one process."""
+    """Check that predictions are for the run's mesh. The model is measured under the usual topology, with a worker and its
+    master in one process.
+    """
     run = make_run(tmp_path / "run", topology="mesh", more={"links": LINKS})
     assert main(["plan", "--from", str(run), "--save-plan", str(tmp_path / "plan.json"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

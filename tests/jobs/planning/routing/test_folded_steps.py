@@ -41,7 +41,9 @@ def job(
 
 
 def spread(count: int, *, forward: float = 0.1, **whole: float) -> list[GroupCosts]:
-    """Return equal groups that are ready one after another, and needed in the opposite order. `whole`: their sums."""
+    """Return equal groups that are ready one after another, and needed in the opposite order. `whole`: the sums of bytes and
+    seconds over all groups.
+    """
     each = {name: value / count for name, value in whole.items()}
     for name in ("up", "down"):
         each[name] = round(each.get(name, 0))
@@ -55,7 +57,9 @@ ONE = GroupCosts(100_000, 50_000, 0.01, 0.02, 0.03, 0.05, 0.2, 0.0)
 
 @pytest.mark.parametrize("workers", [2, 5, 1000])
 def test_where_all_workers_update_each_takes_the_gradients_of_the_others(workers: int) -> None:
-    """One group: P - 1 gradients pass every link each way at once; every worker decodes those of the others, and updates."""
+    """Check one group of P workers: P - 1 gradients pass every link in each direction at once; every worker decodes those of
+    the others, and updates.
+    """
     found = folded_step(*job("gather", workers, [ONE]), Scenario(workers, RATE, 0.004, 4)).seconds
     others = workers - 1
     assert found == pytest.approx(0.3 + 0.01 + others * (0.1 + 0.03) + 0.002 + 0.05 + 0.02)
@@ -73,8 +77,11 @@ def test_a_root_sends_to_all_others_what_it_has_made_of_their_gradients(workers:
 @pytest.mark.parametrize("workers", [4, 100, 300])
 @pytest.mark.parametrize("topology", ["mesh", "gather", "sharded:servers=4"])
 def test_a_step_that_links_limit_takes_the_bytes_of_the_busiest_link(workers: int, topology: str) -> None:
-    """u = v = 1 MB, passes take 30 ms. (P - 1) / P (u + v) pass a link of a mesh, (P - 1) u one of a gather, and P / 4 u one of
-    four servers, each way. The first gradient and the last weights of a root cannot overlap with other frames."""
+    """Check steps of P workers with u = v = 1 MB for a gradient and the weights, and passes of 30 ms.
+
+    In each direction a link carries (P - 1) / P (u + v) in a mesh, (P - 1) u in a gather, and P / 4 u at one of four
+    servers. The first gradient and the last weights of a root cannot overlap with other frames.
+    """
     count = 4 * workers if topology == "mesh" else 40
     groups = spread(count, forward=0.01, up=10**6, down=10**6)
     found = folded_step(*job(topology, workers, groups, forward=0.01), Scenario(workers, RATE, 0.0, 4)).seconds
@@ -103,7 +110,9 @@ def random_job(seed: int, topology: str, workers: int) -> tuple[Profile, RoutedG
 
 @pytest.mark.parametrize("topology", FOLDED)
 def test_one_worker_stands_for_four_and_for_eight(topology: str) -> None:
-    """Passes and messages that the folded graph leaves out make less than a fifth of a step, and rarely a twentieth."""
+    """Check that folded steps differ from the graph of all frames by less than a fifth, and in the median by less than a
+    twentieth.
+    """
     errors = []
     for workers, seeds in ((4, 12), (8, 6)):
         for seed in range(seeds):
@@ -132,7 +141,9 @@ def test_roots_that_stand_for_their_neighbours_change_a_step_by_little(monkeypat
 
 
 def test_groups_of_unequal_sizes_take_at_least_the_time_of_the_largest_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All workers but one send the largest group to its root, and the root sends its weights to all of them after that."""
+    """Check a lower bound of the step: all workers but one send the largest group to its root, which then sends its weights
+    to all of them.
+    """
     rng = random.Random(3)
     monkeypatch.setattr(folded, "_MOST_ROOTS", 8)
     for _ in range(5):

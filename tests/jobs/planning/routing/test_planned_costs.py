@@ -1,4 +1,4 @@
-"""Costs on the groups of another plan than the measured one."""
+"""Costs on the groups of a plan that differs from the measured one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from tests.jobs.planning.refitting.run_cases import QSGD, plan_of_codecs, profil
 
 
 def test_groups_of_another_plan_get_bytes_by_the_kind_of_their_coordinates() -> None:
-    """Of 2000 - 2 * 52 bytes a coded coordinate has .948; a header has 52 bytes, and a plain coordinate 4."""
+    """Check bytes of groups: a header has 52 bytes, a coded coordinate .948 (of the measured 2000 - 2 * 52), and a plain
+    coordinate 4.
+    """
     own = profile()
     found = on_plan(own, own.schemes["qsgd"], plan_of_codecs((QSGD,), (QSGD, QSGD, IDENTITY)))
     assert [(group.coded, group.plain) for group in found.groups] == [(500, 0), (1000, 500)]

@@ -47,7 +47,9 @@ def profile(passes: float) -> Profile:
 
 
 def test_at_1_mbit_a_mesh_is_faster_than_a_star_by_the_bytes_of_the_busiest_link() -> None:
-    """A gradient takes 8.4 s, as do the weights. In a star P of them pass one link, in a mesh (P - 1) / P of both."""
+    """Check predictions for P workers, if a gradient takes 8.4 s and the weights too. The busiest link passes P of both in a
+    star, and (P - 1) / P of both in a mesh.
+    """
     hosts = JobHosts(WORKERS, 4, shared=False, links=links(1), slowest=links(1))
     found = steps(profile(0.05), "dense", COMPARED, scenario_of(hosts))
     assert list(found) == list(COMPARED)
@@ -61,7 +63,9 @@ def test_at_1_mbit_a_mesh_is_faster_than_a_star_by_the_bytes_of_the_busiest_link
 
 
 def test_where_workers_have_slow_links_and_the_master_has_not_the_star_is_as_fast_as_its_workers() -> None:
-    """The master's link carries the gradients of all workers at once, so a step moves one gradient and one set of weights."""
+    """Check that a star's step moves one gradient and one set of weights: the master's faster link carries the gradients of
+    all workers at once.
+    """
     hosts = JobHosts(WORKERS, 4, shared=False, links=links(100), slowest=links(1))
     found = steps(profile(0.05), "dense", ["star", "gather"], scenario_of(hosts))
     one = 8 * 4 * SIZE / 1e6
@@ -71,7 +75,9 @@ def test_where_workers_have_slow_links_and_the_master_has_not_the_star_is_as_fas
 
 @pytest.mark.parametrize(("rate", "master_rate", "gradient"), [(8e6, None, 0.2), (8e6, 32e6, 0.1), (32e6, 8e6, 0.2)])
 def test_the_master_may_have_a_link_of_another_rate(rate: float, master_rate: float | None, gradient: float) -> None:
-    """Two workers send 100 kB each: at 1 MB/s through one link it takes .2 s, and .1 s if only their own links are as slow."""
+    """Check two workers that send 100 kB each: this takes .2 s if all pass one link of 1 MB/s, and .1 s if only the workers'
+    own links have this rate.
+    """
     group = GroupCosts(100_000, 0, 0.0, 0.0, 0.0, 0.0, 0.2, 0.0)
     costs = SchemeCosts((group,), 0.0, 0.0, True)
     other = None if master_rate is None else master_rate / GOODPUT

@@ -43,7 +43,9 @@ def seconds(costs: SchemeCosts, scenario: Scenario, routes: list[Route], passes:
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_a_root_that_is_a_worker_gets_the_gradients_of_the_others_and_sends_them_its_weights(workers: int) -> None:
-    """One group: the frames of all workers but the root itself pass its link, each way. Its own is decoded meanwhile."""
+    """Check one group: the frames of all workers but the root itself pass the root's link in each direction. The root
+    decodes its own meanwhile.
+    """
     costs = scheme({"up": 100_000, "down": 50_000, "ready": 0.2, "encode": 0.01, "apply": 0.02, "decode": 0.03, "update": 0.05})
     found = seconds(costs, Scenario(workers, RATE, 0.004, 4, uneven=0.0), [Route(1, range(1, workers + 1))])
     others = workers - 1
@@ -53,7 +55,9 @@ def test_a_root_that_is_a_worker_gets_the_gradients_of_the_others_and_sends_them
 
 
 def test_the_spans_are_those_of_the_last_root_and_of_the_worker_whose_gradient_reaches_it_last() -> None:
-    """The root is worker 1, which has its own weights at once and decodes its own gradient meanwhile."""
+    """Check the spans if the root is worker 1, which has its own weights at once and decodes its own gradient while the
+    other arrives.
+    """
     costs = scheme({"up": 100_000, "down": 50_000, "ready": 0.2, "encode": 0.01, "apply": 0.02, "decode": 0.03, "update": 0.05})
     scenario = Scenario(2, RATE, 0.004, 4, uneven=0.0)
     found = step_spans(profile(costs), costs, scenario, [Route(1, TWO)])
@@ -66,7 +70,7 @@ def test_the_spans_are_those_of_the_last_root_and_of_the_worker_whose_gradient_r
 
 
 def test_spans_of_every_topology_fill_a_step_and_a_gather_sends_no_weights() -> None:
-    """The last of these spans is the update with which the version ends. Versions of a mesh last up to 1 % more or less."""
+    """Check that the last span is the update with which the version ends. Versions of a mesh last up to 1 % more or less."""
     count, scenario, layout = 6, Scenario(3, RATE, 0.0, 4, uneven=0.0), Layout(3)
     costs = scheme(*[{"up": 50_000, "down": 40_000, "ready": 0.1, "encode": 0.01, "decode": 0.01, "update": 0.01}] * count)
     tensors = tuple(Tensor(f"w{n}", (4,)) for n in range(count))
@@ -82,7 +86,9 @@ def test_spans_of_every_topology_fill_a_step_and_a_gather_sends_no_weights() -> 
 
 
 def test_two_roots_use_both_links_both_ways_at_once() -> None:
-    """Each of two workers sends half of its gradient, then half of the weights: half of u + v each way."""
+    """Check two workers: each sends half of its gradient, then half of the weights, that is, half of u + v bytes in each
+    direction.
+    """
     costs = scheme(*[{"up": 100_000, "down": 50_000, "ready": 0.2}] * 2)
     found = seconds(costs, Scenario(2, RATE, 0.004, 4, uneven=0.0), [Route(1, TWO), Route(2, TWO)])
     assert found == pytest.approx(0.3 + 0.1 + 0.05 + 0.004)
@@ -91,7 +97,9 @@ def test_two_roots_use_both_links_both_ways_at_once() -> None:
 @pytest.mark.parametrize("workers", [2, 3, 4, 5, 6])
 @pytest.mark.parametrize("each", [1, 4])
 def test_a_step_that_links_limit_takes_the_bytes_of_one_gradient_and_one_set_of_weights(workers: int, each: int) -> None:
-    """With equal groups (P - 1) / P (u + v) bytes pass every link each way; here u = v = 1 MB, and passes take 20 ms."""
+    """Check that (P - 1) / P (u + v) bytes pass every link in each direction, for P workers and equal groups. Here u = v = 1
+    MB, and passes take 20 ms.
+    """
     count = each * workers
     whole = {"up": 10**6 / count, "down": 10**6 / count}
     groups = [
@@ -105,14 +113,17 @@ def test_a_step_that_links_limit_takes_the_bytes_of_one_gradient_and_one_set_of_
 
 @pytest.mark.parametrize(("cores", "expected"), [(1, 0.35), (2, 0.3)])
 def test_a_root_shares_the_cores_of_its_host_with_the_backward_pass(cores: int, expected: float) -> None:
-    """Twice .02 s of decoding and .01 s of updating fall into the backward pass of the first worker, and lengthen it on one
-    core."""
+    """Check that two decodings of .02 s and an update of .01 s lengthen the backward pass of the first worker on one core,
+    but not on two.
+    """
     costs = scheme({"ready": 0.05, "decode": 0.02, "update": 0.01, "needed": 0.09}, {"ready": 0.2})
     assert seconds(costs, Scenario(2, None, 0.0, cores), [Route(1, TWO), Route(2, TWO)]) == pytest.approx(expected)
 
 
 def test_the_master_hears_of_a_version_that_ends_elsewhere_before_it_tells_the_workers() -> None:
-    """A gradient takes half a round trip; from the root to the master and on to the workers it is two halves more."""
+    """Check latencies: a gradient takes half a round trip. If the root is a worker, the way from it to the master and on to
+    the workers takes two halves more.
+    """
     costs = scheme({"ready": 0.2})
     assert seconds(costs, Scenario(2, None, 0.5, 4), [Route(0, TWO)]) == pytest.approx(0.3 + 0.25 + 0.25)
     assert seconds(costs, Scenario(2, None, 0.5, 4), [Route(1, TWO)]) == pytest.approx(0.3 + 0.25 + 0.25 + 0.25)
@@ -120,7 +131,7 @@ def test_the_master_hears_of_a_version_that_ends_elsewhere_before_it_tells_the_w
 
 @dataclass(frozen=True, slots=True)
 class Chain(Route):
-    """Weights go from the root to the first reader, which passes them on."""
+    """A route on which weights go from the root to the first reader, which passes them on."""
 
     def down(self, rank: int) -> int:
         return rank - 1
@@ -130,7 +141,9 @@ class Chain(Route):
 
 
 def test_readers_may_pass_weights_on() -> None:
-    """The first worker has its weights after .052 s, and sends until the second, .052 s later, sends too: .2 s for both."""
+    """Check that the second worker gets its weights .052 s after the first, and that the workers' gradients share the link:
+    .2 s for both.
+    """
     costs = scheme({"up": 100_000, "down": 50_000, "ready": 0.2})
     found = seconds(costs, Scenario(2, RATE, 0.004, 4, uneven=0.0), [Chain(0, TWO)])
     assert found == pytest.approx(0.052 + 0.3 + 2 * 0.1 + 0.002)
@@ -138,7 +151,9 @@ def test_readers_may_pass_weights_on() -> None:
 
 @pytest.mark.parametrize(("workers", "sets"), [(1, 1), (2, 2), (6, 4), (14, 6)])
 def test_weights_that_workers_pass_on_take_two_sets_for_every_doubling(workers: int, sets: int) -> None:
-    """A set of weights takes .05 s. The tree of full levels has 2, 6 and 14 workers; in a star it takes `workers` sets."""
+    """Check the time until all workers have the weights, if a set takes .05 s: in full trees of 2, 6 and 14 workers two sets
+    per level, in a star `workers` sets.
+    """
     costs = scheme({"down": 50_000, "ready": 0.2})
     plan = Plan((Tensor("w", (4,)),), (Group(0, (Segment(0, "identity", 0, (4,)),)),))
     for topology, expected in (("star", workers), ("star:down=tree", sets)):
@@ -148,7 +163,9 @@ def test_weights_that_workers_pass_on_take_two_sets_for_every_doubling(workers: 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
 def test_where_all_workers_update_each_takes_the_gradients_of_the_others_and_no_weights(workers: int) -> None:
-    """All links carry P - 1 gradients each way at once; every worker then decodes those of the others, and updates."""
+    """Check P workers: all links carry P - 1 gradients in each direction at once; every worker then decodes those of the
+    others, and updates.
+    """
     costs = scheme({"up": 100_000, "down": 50_000, "ready": 0.2, "encode": 0.01, "apply": 0.02, "decode": 0.03, "update": 0.05})
     plan = Plan((Tensor("w", (4,)),), (Group(0, (Segment(0, "identity", 0, (4,)),)),))
     found = seconds(costs, Scenario(workers, RATE, 0.004, 4, uneven=0.0), [*routes_of(Layout(workers), plan, "gather")])
@@ -161,7 +178,7 @@ TENSORS = tuple(Tensor(f"w{n}", (65_536,)) for n in range(4))
 
 
 def measured(*, up: int = 26_266, grouping: dict[str, Any] | None = None) -> Profile:
-    """Return a profile of one group of 262144 coordinates, of which each takes a tenth of a byte, and four on their way down."""
+    """Return a profile of one group of 262144 coordinates, each of which takes a tenth of a byte up and four bytes down."""
     whole = Plan(TENSORS, (Group(0, (Segment(0, QSGD, 0, (262_144,)),)),))
     costs = SchemeCosts(
         (GroupCosts(up, 52 + 4 * 262_144, 0.8, 0.4, 0.16, 0.08, 0.2, 0.0, coded=262_144),), 0.0, 0.0, True,
@@ -172,7 +189,9 @@ def measured(*, up: int = 26_266, grouping: dict[str, Any] | None = None) -> Pro
 
 
 def test_a_model_that_is_one_group_in_a_star_has_four_a_worker_where_it_is_dealt() -> None:
-    """A megabyte among two workers: pieces of an eighth, whose seconds and bytes are in proportion to coordinates."""
+    """Check that a megabyte is cut into eight pieces for a mesh of two workers, with seconds and bytes in proportion to
+    their coordinates.
+    """
     found = routed(measured(), "qsgd", "mesh", 2)
     assert found.sizes == (32_768,) * 8
     assert [route.root for route in found.routes] == [1, 2] * 4
@@ -196,7 +215,9 @@ def test_under_the_usual_topology_groups_are_the_measured_ones() -> None:
 
 
 def test_where_all_workers_update_the_update_is_that_of_dense_weights() -> None:
-    """The scheme's own update codes the weights, and takes .08 s; that of dense weights takes .02 s, and .01 s to apply."""
+    """Check that gather takes the update of dense weights, .02 s and .01 s to apply, instead of the scheme's own, which
+    codes the weights and takes .08 s.
+    """
     known = measured()
     [group] = known.schemes["qsgd"].groups
     plain = replace(known.schemes["qsgd"], groups=(replace(group, down=9, apply=0.01, update=0.02),))
@@ -208,7 +229,9 @@ def test_where_all_workers_update_the_update_is_that_of_dense_weights() -> None:
 
 
 def test_servers_behind_the_workers_share_what_the_master_has_alone() -> None:
-    """Rank 0 and rank 5 get half of the gradients of four workers each, and send half of the weights to each of them."""
+    """Check two servers, ranks 0 and 5: each gets half of the gradients of four workers, and sends half of the weights to
+    each of them.
+    """
     known = measured()
     found = routed(known, "qsgd", "sharded:servers=2", 4)
     up, down = (sum(getattr(group, way) for group in found.costs.groups) for way in ("up", "down"))
@@ -220,9 +243,10 @@ def test_servers_behind_the_workers_share_what_the_master_has_alone() -> None:
 
 
 def test_forecasts_of_several_topologies_stand_side_by_side_and_the_verdict_names_the_flag() -> None:
-    """At 1 MB/s the master of four workers sends 4.2 MB, and a worker of a mesh three quarters of the 1.07 MB of both ways.
+    """Check the forecasts at 1 MB/s: the master of four workers sends 4.2 MB in a star; a worker of a mesh sends three
+    quarters of 1.07 MB, a gradient and the weights.
 
-    Passes, coding, decoding and the update take 2.22 s in a star, with nothing beside them.
+    Passes, coding, decoding and the update take 2.22 s in a star, and nothing overlaps.
     """
     rows = forecasts(measured(), Scenario(4, RATE, 0.0, 4, uneven=0.0), ("star", "mesh"))
     by = {row.topology: row for row in rows if not row.peer}
@@ -236,7 +260,9 @@ def test_forecasts_of_several_topologies_stand_side_by_side_and_the_verdict_name
 
 
 def test_a_mesh_of_many_workers_has_a_forecast_too() -> None:
-    """A megabyte is 16 groups of the least size; a worker with one of them sends it to 399 others, and they have 16 roots."""
+    """Check a mesh of 400 workers: a megabyte is 16 groups of the least size. A worker that is the root of one sends it to
+    399 others, and each worker has 16 roots.
+    """
     [row] = [row for row in forecasts(measured(), Scenario(400, RATE, 0.0, 4), ("mesh",)) if not row.peer]
     weights, gradient = 399 * (52 + 65_536), 15 * (52 + 1638.4)
     assert row.sent == pytest.approx(weights + gradient, rel=1e-4)

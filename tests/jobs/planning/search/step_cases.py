@@ -18,7 +18,9 @@ def random_line(draw: random.Random, fixed: float, slope: float) -> CostLine:
 
 
 def random_candidate(draw: random.Random, place: int) -> CodecCandidate:
-    """Return a candidate whose stages take some milliseconds for a thousand coordinates. `place`: of its codec in CODECS."""
+    """Return a candidate whose stages take some milliseconds for a thousand coordinates. `place`: the index of its codec in
+    CODECS.
+    """
     times = {name: random_line(draw, 1e-3, 3e-6) for name in ("encode", "apply", "decode", "update")}
     nbytes = {name: random_line(draw, 100, 4) for name in ("up", "down")}
     extra = CostLine(2e-4 * draw.random(), 0.0, 0.0)
@@ -27,7 +29,9 @@ def random_candidate(draw: random.Random, place: int) -> CodecCandidate:
 
 
 def random_profile(draw: random.Random, count: int, *, mirrored: bool = False) -> Profile:
-    """Return a profile of `count` tensors, of which some are vectors. `mirrored`: the last gradient is that of the first use."""
+    """Return a profile of `count` tensors, some of which are vectors. `mirrored`: gradients become ready in the opposite
+    order of the tensors' first use.
+    """
     tensors = []
     ready = sorted(0.03 * draw.random() for _ in range(count))
     needed = [0.02 * draw.random() for _ in range(count)]
