@@ -114,7 +114,9 @@ def test_dgc_with_everything_sent_is_plain_sgd() -> None:
 
 @pytest.mark.parametrize("nesterov", ["false", "true"])
 def test_momentum_at_the_sender_adds_up_to_torchs_at_the_master(nesterov: str) -> None:
-    """Check that sums of lr u move weights as torch's SGD with momentum does, where u is what dgc sends for dense segments."""
+    """Check that sums of lr u move weights as torch's SGD with momentum does, where u is the vector that dgc sends for dense
+    segments.
+    """
     import torch
 
     rule = get_feedback(f"dgc:momentum=0.9,nesterov={nesterov}").dense()

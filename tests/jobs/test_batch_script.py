@@ -1,4 +1,4 @@
-"""The script printed by `psnode launch --export slurm`: its requests to Slurm, the places of its ranks, and refusals."""
+"""The script printed by `psnode launch --export slurm`: its requests to Slurm, the hosts of its ranks, and refusals."""
 
 from __future__ import annotations
 

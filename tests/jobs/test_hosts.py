@@ -180,7 +180,7 @@ def test_a_host_that_hangs_is_given_up(examine: Any, network: Network) -> None:
 
 
 def test_ports_that_are_shut_between_hosts_stop_a_job(examine: Any) -> None:
-    """Run the host's processes in a network namespace that only ssh can enter."""
+    """Check this with a host whose processes run in a network namespace that only ssh can enter."""
     if subprocess.run(["unshare", "--net", "true"], capture_output=True).returncode != 0:
         pytest.skip("this system makes no network namespaces")
     report, code = examine(MASTER, SHUT)
@@ -192,7 +192,9 @@ def test_ports_that_are_shut_between_hosts_stop_a_job(examine: Any) -> None:
 
 
 def test_links_between_workers_are_checked_for_topologies_that_use_them(examine: Any) -> None:
-    """Host SHUT is entered by ssh alone, see above: a star is told of its link to the master, a mesh of all links."""
+    """Check host SHUT, which only ssh can enter: under star, psnode reports its link to the master, and under mesh all its
+    links.
+    """
     if subprocess.run(["unshare", "--net", "true"], capture_output=True).returncode != 0:
         pytest.skip("this system makes no network namespaces")
     report, _ = examine(MASTER, WORKER, SHUT)
@@ -295,7 +297,7 @@ def test_a_source_that_differs_stops_a_job_and_a_clock_that_is_ahead_is_a_note()
 
 
 def test_the_clock_is_that_of_the_host() -> None:
-    """Compare this host's clock, read through a process: the difference is shorter than the request takes."""
+    """Check that this host's clock, read through a process, differs from the host's own by less than the request takes."""
     with Conversation(Host("localhost", 0), 60.0) as talk:
         assert abs(talk.clock()) < 1
 

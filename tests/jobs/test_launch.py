@@ -181,7 +181,9 @@ sys.exit(75 if rank == 0 else 3)
 
 
 def test_the_summary_of_an_earlier_start_says_nothing_of_this_one(tmp_path: Path) -> None:
-    """The job is resumed and killed before the first round, which mpirun, tolerant of deaths, calls a success."""
+    """Check that the old summary of a completed run does not count: the job is resumed and killed before the first round,
+    which mpirun, tolerant of deaths, calls a success.
+    """
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.json").write_text("{}")
     (tmp_path / "run" / "summary.json").write_text('{"exit_code": 0, "stop_reason": "completed"}')
@@ -216,13 +218,15 @@ def test_a_master_that_was_told_to_stop_is_not_started_again(tmp_path: Path, rea
     [["--init-from", "w.safetensors"], ["--init-from=w.safetensors", "--new-head"], ["--init-from", "w", "--no-new-head"], []],
 )
 def test_a_job_that_began_with_weights_of_others_goes_on_with_its_own(flags: list[str]) -> None:
-    """--resume together with --init-from is refused."""
+    """Check that a restart drops --init-from, since --resume together with --init-from is refused."""
     assert resuming(["train", *flags, "--lr", "0.1"]) == ["train", "--lr", "0.1", "--resume", "--trust-run"]
     assert resuming(["train", "--resume", *flags]) == ["train", "--resume"]
 
 
 def test_every_mpirun_has_a_folder_of_its_own_that_goes_with_it(tmp_path: Path) -> None:
-    """In a shared folder, mpirun fails over files left by a killed mpirun with the same process id."""
+    """Check that each mpirun has its own folder, which is removed: in a shared folder mpirun fails over files left by a
+    killed mpirun with the same process id.
+    """
     found = []
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
@@ -561,7 +565,7 @@ def test_a_rank_that_leaves_with_0_amid_a_session_ends_the_job_with_1(tmp_path: 
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="mounting needs root and unshare")
 def test_ranks_of_a_host_with_little_shared_memory_reach_each_other_all_the_same(tmp_path: Path) -> None:
-    """Use a container's /dev/shm of 1 MB, although Open MPI wants 17 MB per rank."""
+    """Check this with a container's /dev/shm of 1 MB, although Open MPI wants 17 MB per rank."""
     program = tmp_path / "program.py"
     program.write_text("from mpi4py import MPI\nprint('sum', MPI.COMM_WORLD.allreduce(1))\n")
     inside = 'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$@"'

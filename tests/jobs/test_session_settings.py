@@ -43,7 +43,9 @@ def test_settings_come_by_name_or_by_variable(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize("topology", ["mesh", "mesh:master=auto"])
 def test_groups_of_weights_that_are_dealt_have_the_size_that_fits_the_workers(tmp_path: Path, topology: str) -> None:
-    """The job chooses it from the model and the number of workers, without trial steps."""
+    """Check that the session leaves the size open: the job chooses it from the model and the number of workers, without
+    trial steps.
+    """
     assert config(tmp_path, topology=topology).group_bytes == 0
     assert config(tmp_path, topology=topology, group_bytes=70_000).group_bytes == 70_000
 
@@ -173,7 +175,7 @@ def test_resume_auto_resumes_a_run_that_is_there_and_leaves_out_the_weights_to_b
 
 
 def test_resume_auto_takes_no_foreign_config_for_a_run(tmp_path: Path) -> None:
-    """Another program's config.json is neither resumed nor overwritten: one line names the file."""
+    """Check that another program's config.json is neither resumed nor overwritten, and that one line names the file."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
     found = config(tmp_path, resume="auto")
     assert not found.resume

@@ -280,7 +280,7 @@ def test_a_metric_that_the_task_does_not_have_is_told_with_those_it_has(
 
 
 def by_lr(found: dict[str, Any]) -> dict[str, tuple[str, bool]]:
-    """Return, by learning rate, the state and whether there is a result."""
+    """Return by learning rate the trial's state, and True if it has a result."""
     return {row["values"]["lr"]: (row["state"], row["result"] is not None) for row in found["trials"]}
 
 
@@ -308,7 +308,9 @@ def test_an_evaluation_that_failed_is_tried_again_and_no_training_is(
 def test_more_values_and_another_metric_find_the_best_that_a_sweep_of_its_own_finds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], calls: list[list[str]]
 ) -> None:
-    """The existing trials are further than the first comparison, and have no weights left from that step."""
+    """Compare with a new sweep of all values. The existing trials are beyond the first comparison, and have no weights left
+    from its step.
+    """
     job = [*JOB, "--keep-last", "1", "--scheme", "dense"]
 
     def sweep(place: str, metric: str, lrs: str) -> dict[str, Any]:
@@ -383,7 +385,9 @@ class Killer:
 @pytest.mark.long
 @pytest.mark.serial
 def test_a_sweep_that_is_killed_goes_on_where_it_was_and_ends_as_a_training_without_a_kill(tmp_path: Path) -> None:
-    """A logger of the first trial kills the command with SIGKILL; the job then stops by itself, with a checkpoint."""
+    """Check this with a logger of the first trial that kills the command with SIGKILL; the job then stops by itself, with a
+    checkpoint.
+    """
     (tmp_path / "killer.py").write_text(KILLER)
     job = [*(word for word in JOB if word != "--quiet"), "--eval-freq", "0", "--scheme", "dense"]
     words = [

@@ -18,8 +18,8 @@ SUPPORTED, WAITS, REFUSED = "supported", "supported, waits", "refused"
 
 @dataclass(frozen=True)
 class Kind:
-    """A row. `name`: the first column of the page; `refusal`: a pattern of the error message; `settings`: settings that the run
-    needs.
+    """A row of docs/models.md. `name`: the first column of the page; `refusal`: a pattern of the error message; `settings`:
+    settings that the run needs.
     """
 
     name: str

@@ -114,10 +114,12 @@ class SideBySide(nn.Module):
 
 
 class Many(Constrained):
-    """Rows of the table side by side: those with the verdict of option `verdict`, or those listed in option `kinds` (commas).
+    """Rows of the table side by side: those with the verdict of option `verdict`, or those listed in option `kinds`,
+    separated by commas.
 
-    With option `seed`, the model is a Chain drawn from it. With option `slow`, every frame of weights leaves that many seconds
-    late. With option `uses`, each worker appends a byte to its own file in that folder for each use of a weight that had to wait.
+    With option `seed`, the model is a Chain drawn from it. With option `slow`, every frame of weights leaves that many
+    seconds late. With option `uses`, each worker appends a byte to its own file in that folder for each use of a weight that
+    had to wait.
     """
 
     def __init__(self, options: Mapping[str, str] | None = None) -> None:

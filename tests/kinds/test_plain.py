@@ -1,4 +1,4 @@
-"""docs/models.md row by row: a supported kind ends with plain PyTorch's weights, and a refusal is one line.
+"""docs/models.md row by row: a model of a supported kind ends with plain PyTorch's weights, and a refusal is one line.
 
 One worker in this process, dense, SGD: the weights after 20 steps equal those of a torch loop.
 """

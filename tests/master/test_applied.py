@@ -15,7 +15,7 @@ from psnode.tasks.data.sampler import Sampler
 
 
 def test_a_gradient_counts_once_also_across_a_stop(tmp_path: Path) -> None:
-    """Of three groups, apply one before a stop and two after the stop."""
+    """Check a gradient of three groups, one of which is applied before a stop and two after it."""
     rule = Bounded(None)
     before = applied_before(rule, None)
     assert before is not None
@@ -42,7 +42,9 @@ def test_a_run_that_did_not_count_does_not_begin_to(tmp_path: Path) -> None:
 def test_a_place_among_others_leaves_out_less_than_a_step_and_repeats_nothing(
     place: int, before: int, now: int, length: int, epoch_offset: int
 ) -> None:
-    """Count in examples: those of the epoch that all workers have taken, and the position of the next one."""
+    """Check the position in the data after a change in the number of workers: it is at or after all examples taken in the
+    epoch, by less than a step.
+    """
     batch = 3
     finished = Sampler(length, 0, now, batch, sample_offset=epoch_offset).finished(place, before)
     epoch, within = divmod(place, length // (before * batch))

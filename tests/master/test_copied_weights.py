@@ -1,4 +1,4 @@
-"""Weights updated by every worker for itself: every run equals the one whose weights are all on rank 0, to the bit."""
+"""Weights updated by every worker for itself: every run equals the run whose weights are all on rank 0, bit for bit."""
 
 from __future__ import annotations
 
@@ -103,7 +103,9 @@ def test_parameter_groups_and_an_own_optimizer_are_those_of_the_task(tmp_path: P
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
 def test_every_worker_sends_its_gradient_to_all_others_and_nobody_sends_weights(tmp_path: Path, workers: int) -> None:
-    """In a star every gradient is sent once, to the master: workers - 1 times as many bytes are sent here."""
+    """Check that workers - 1 times as many gradient bytes are sent as in a star, in which each gradient is sent once, to the
+    master.
+    """
     settings = {**ADAM, **DENSE_DOWN, "local": workers}
     one, other = (trained(tmp_path / each, 3, each, settings) for each in (CENTRAL, COPIED))
     assert differences(one, other) == []
@@ -114,7 +116,7 @@ def test_every_worker_sends_its_gradient_to_all_others_and_nobody_sends_weights(
 
 @pytest.mark.parametrize("other", [COPIED, DEALT])
 def test_a_gradient_that_is_not_finite_is_left_out_by_all_workers_alike(tmp_path: Path, other: str) -> None:
-    """The groups of it that were sent before count, as in a star."""
+    """Check that the groups of the gradient that were sent before the bad value count, as in a star."""
     settings: dict[str, Any] = {"scheme": "qsgd", "feedback": "ef", "batch_size": 8, "max_steps": 5, "eval_freq": 0, "local": 3}
     settings |= {"threads": 1, "tensorboard": False, "group_by": "layer", "record_history": True, "hash_every": 1, "lr": 0.02}
     found = []
@@ -142,7 +144,9 @@ LOSSES: dict[str, dict[str, Any]] = {
 @pytest.mark.sweep
 @pytest.mark.parametrize("settings", LOSSES.values(), ids=LOSSES)
 def test_a_worker_that_fails_is_missed_by_all_others_alike(tmp_path: Path, settings: dict[str, Any]) -> None:
-    """It fails before its gradient of a step, which thus lacks this worker from its first group on, as in a star."""
+    """Check a worker that fails before it sends a gradient: from the first group of this step on, all sums lack this worker,
+    as in a star.
+    """
     settings = {"batch_size": 8, "max_steps": 8, "eval_freq": 0, "local": 4, "threads": 1, "tensorboard": False, **settings}
     settings |= {"group_by": "layer", "record_history": True, "hash_every": 1}
     found = []
@@ -193,7 +197,7 @@ def test_a_processor_that_rounds_differently_is_refused_before_the_first_step(
 
 
 def test_spares_are_refused() -> None:
-    """In one process no worker can be lost, and --local refuses them before."""
+    """Check this for gather. Its jobs in one process need no check, since --local refuses spares before."""
     with pytest.raises(ConfigurationError, match=r"^--spares .* under --topology gather: use --topology star$"):
         refuse_other_roots(Config(topology=COPIED, spares=1))
 

@@ -1,4 +1,6 @@
-"""The verdict on forecasts: what is fastest, what loses too much, and up to which link compression pays."""
+"""The verdict on forecasts: the fastest scheme, the schemes that lose too much accuracy, and the link rate up to which
+compression pays.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def test_without_a_scheme_to_compare_there_is_no_verdict() -> None:
 
 
 def test_compression_pays_up_to_the_rate_at_which_both_take_as_long() -> None:
-    """The coded scheme sends a tenth of dense's bytes and costs .1 s more: at 1.02 times its step both are equal."""
+    """Check the rate up to which the coded scheme pays. It sends a tenth of dense's bytes and costs .1 s more; at the limit
+    dense takes 1.02 times its step.
+    """
     nothing = GroupCosts(0, 0, 0.0, 0.0, 0.0, 0.0, 0.1, 0.0)
     dense, coded = replace(nothing, up=10**6, down=10**6), replace(nothing, up=10**5, down=10**5, update=0.1)
     profile = Profile(

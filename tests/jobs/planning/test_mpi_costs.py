@@ -1,4 +1,4 @@
-"""The cost of frames through MPI: of a real job of two ranks, and 0 where none can be started."""
+"""The cost of frames through MPI: measured in a real job of two ranks, and 0 where no job can be started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""psnode.plan: a program's own model is predicted as by the command, and everything of the program is as before."""
+"""psnode.plan: a program's own model is predicted as the command predicts it, and the program's state stays unchanged."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def ask(model: Any = None, loss: Any = loss, of: Any = None, **options: Any) -> 
 
 
 def test_steps_are_predicted_under_the_named_topology(tmp_path: Path) -> None:
-    """The plan of the fastest scheme names the topology too."""
+    """Check that predictions are for the given topology, and that the plan of the fastest scheme names it too."""
     found = ask(topology="mesh", scheme="dense")
     rows = [row for row in found.by_rate["1mbit"].forecasts if not row.peer]
     assert {row.topology for row in rows} == {"mesh"}
@@ -135,7 +135,9 @@ def fails_at(count: int) -> Callable[[nn.Module, Any], torch.Tensor]:
 @pytest.mark.parametrize("case", ["ends well", "fails at once", "fails in the middle", "wrong setting", "not its model"])
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
 def test_everything_of_the_program_is_as_before(case: str, mode: Any) -> None:
-    """A graph that the model has built earlier also stays valid: no weight was written, not even with the same value."""
+    """Check the program's state after a plan. A graph that the model has built earlier also stays valid: no weight was
+    written, not even with the same value.
+    """
     model, (x, y) = small(), batch()
     loss(model, (x, y)).backward()
     kept = loss(model, (x, y))
@@ -181,7 +183,9 @@ def test_a_session_after_a_plan_trains_as_without_one(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def of_function(few_steps: None) -> OwnModelPlan:
-    """Plan for the model of the command's options, by the pair of loss and outputs that a task returns."""
+    """Return the plan for the model of the command's options, made with a task's loss function, which returns the pair of
+    loss and outputs.
+    """
     task = make_task(load(MODEL, {}))
     examples = task.train_data().batch(np.arange(4), np.random.default_rng(0))
     return psnode.plan(
@@ -190,7 +194,9 @@ def of_function(few_steps: None) -> OwnModelPlan:
 
 
 def test_bytes_groups_and_tensors_are_those_of_the_command(of_function: OwnModelPlan, tmp_path: Path) -> None:
-    """top-k's payloads, and the coded changes of weights, differ by the rounding of an entropy code."""
+    """Compare with the command's profile. top-k's payloads, and the coded changes of weights, differ by the rounding of an
+    entropy code.
+    """
     file = tmp_path / "profile.json"
     schemes = ["--scheme", "qsgd --downlink dense", "--scheme", "topk"]
     assert main(["plan", "-n", "2", "--rate", "1mbit", *schemes, "--save-profile", str(file), "--", *OPTIONS]) == 0
@@ -236,7 +242,9 @@ def test_forward_passes_of_a_session_wait_for_all_weights(of_function: OwnModelP
 
 
 def test_the_settings_are_those_of_train(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An argument outranks a variable, and a resume that a session reads from a variable is none of a plan."""
+    """Check that an argument overrides an environment variable, and that a plan ignores the variable for resume, which
+    sessions read.
+    """
     monkeypatch.setenv("PSNODE_SCHEME", "topk:ratio=0.25")
     monkeypatch.setenv("PSNODE_RESUME", "auto")
     found = ask(optimizer="adamw", lr=1e-3, schemes=(), one_machine=True, cores=3, train_dir="runs/none", max_steps=9).profile
@@ -256,7 +264,7 @@ def test_the_parts_of_the_measurement_are_told() -> None:
 
 
 class Answer:
-    """An output as those of transformers."""
+    """A model's output in the form of transformers' outputs."""
 
     loss = torch.tensor(1.0)
 
@@ -439,7 +447,9 @@ with psnode.session(model, train_dir="run", plan={str(tmp_path / "plan.json")!r}
 
 
 def test_models_that_ddp_does_not_train_are_planned_without_it(tmp_path: Path) -> None:
-    """A loss that calls a method of the model, a parameter without a gradient, and a scalar, each with the real measurement."""
+    """Check a loss that calls a method of the model, a parameter without a gradient, and a scalar parameter, with the real
+    measurement.
+    """
     program = """
 import torch, psnode
 from torch import nn

@@ -44,7 +44,7 @@ def profile(few_steps: None) -> Profile:
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_frames_have_the_bytes_of_a_job(profile: Profile, scheme: str, tmp_path: Path) -> None:
-    """top-k's payloads of a gradient differ by the rounding of an entropy code."""
+    """Compare with the bytes of a job. top-k's payloads of a gradient differ by the rounding of an entropy code."""
     flags = ["--scheme", scheme, "--max-steps", "4", "--no-tensorboard", "--train-dir", str(tmp_path), "--quiet"]
     assert main(["train", "--local", "1", *OPTIONS, *flags]) == 0
     record = list(read_records(tmp_path / METRICS))[-1]
@@ -55,7 +55,9 @@ def test_frames_have_the_bytes_of_a_job(profile: Profile, scheme: str, tmp_path:
 
 
 def test_disturbances_of_groups_are_not_counted_as_other_work() -> None:
-    """In each of five steps another group is disturbed, so that the sum of the groups' medians is that of no step."""
+    """Check this if in each of five steps another group is disturbed: the sum of the groups' medians is then not the sum of
+    any step.
+    """
     spans, handled, served = list[dict[str, Any]](), [0.0], list[float]()
     for step in range(5):
         seconds = [0.1 + (group == step) for group in range(5)]
@@ -68,7 +70,7 @@ def test_disturbances_of_groups_are_not_counted_as_other_work() -> None:
 
 
 def test_a_machine_that_slows_down_adds_nothing_to_a_scheme() -> None:
-    """The machine becomes slower by half during the measurement; in one step it is disturbed."""
+    """Check this if the machine becomes slower by half during the measurement, and is disturbed in one step."""
     passes = [1 + step / 12 for step in range(7)]
     taken = [seconds + 0.2 + (step == 3) for step, seconds in enumerate(passes)]
     assert profiling._added(taken, passes, 0.2) == pytest.approx(0)
@@ -77,7 +79,9 @@ def test_a_machine_that_slows_down_adds_nothing_to_a_scheme() -> None:
 
 
 def test_a_machine_that_slows_down_adds_nothing_to_ddp() -> None:
-    """Every step takes 50 ms longer than the one before, and a step under DDP 30 ms longer than the step alone before it."""
+    """Check this if every step takes 50 ms longer than the one before, and a step under DDP 30 ms longer than the plain step
+    before it.
+    """
     seconds = list[float]()
 
     def alone() -> float:
@@ -94,7 +98,8 @@ def test_a_machine_that_slows_down_adds_nothing_to_ddp() -> None:
 def test_groups_routes_and_bytes_where_every_worker_has_a_part_are_those_of_a_job(
     profile: Profile, scheme: str, tmp_path: Path
 ) -> None:
-    """Every worker sends gradients to the two others, and gets weights from them; reports are a few hundred bytes.
+    """Compare with a job of three workers in a mesh. Every worker sends gradients to the other two and gets weights from
+    them; reports have a few hundred bytes.
 
     Payloads of top-k differ by their entropy code, and those of small groups were not measured.
     """
@@ -111,7 +116,9 @@ def test_groups_routes_and_bytes_where_every_worker_has_a_part_are_those_of_a_jo
 
 
 def test_a_codec_of_the_options_is_that_of_their_own_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other rows are the schemes that they are named after."""
+    """Check that --codec in the model's options applies only to the row of these options. The other rows are the schemes
+    that they are named after.
+    """
     seen: dict[str, Any] = {}
 
     def measure(config: Any, schemes: Any, tell: Any, *, ranks: int) -> Profile:
@@ -170,7 +177,7 @@ def test_bytes_through_tcp_cost_processor_time_at_both_ends() -> None:
 
 
 def test_the_passes_have_the_threads_that_training_would_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ranks of a host divide its cores, unless --threads is set."""
+    """Check the number of threads during the measurement: the ranks of a host divide its cores, unless --threads is set."""
     monkeypatch.setattr(profiling, "usable_cores", lambda: 6)
     auto = {**MODEL, "threads": 0}
     assert measure(load(auto, {}), {}, ranks=3).threads == 2
@@ -205,7 +212,7 @@ def test_the_command_measures_and_a_saved_profile_answers_what_if(tmp_path: Path
 def test_the_plan_of_the_best_scheme_is_saved_with_its_prediction(
     profile: Profile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """topk would be faster, but the record of losses speaks against it."""
+    """Check that dense is saved: topk would be faster, but the record of losses speaks against it."""
     profile.save(tmp_path / "profile.json")
     asked = ["plan", "-n", "2", "--rate", "1mbit", "--profile", str(tmp_path / "profile.json")]
     assert main([*asked, "--save-plan", str(tmp_path / "plan.json"), "--json"]) == 0
@@ -258,7 +265,9 @@ def test_mistakes_are_told_in_one_line(words: list[str], said: str, capsys: pyte
 
 
 def test_earlier_batches_of_a_step_count_as_passes_in_which_nothing_is_sent(profile: Profile) -> None:
-    """Before the last backward pass come three forward and two backward passes; the bytes are those of one gradient."""
+    """Check three batches per step: before the last backward pass come three forward and two backward passes; the bytes are
+    those of one gradient.
+    """
     many = measure(load(MODEL | {"batches_per_step": 3}, {}), {"dense": load(MODEL | SCHEMES["dense"] | {"local": 2}, {})})
     once = many.tensors[0].ready / many.backward  # the gradient that is finished first keeps its place in the backward pass
     assert 0 < once < 1

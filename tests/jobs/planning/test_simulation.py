@@ -30,7 +30,9 @@ def test_one_thread_uses_one_core() -> None:
 
 
 def test_the_rest_of_a_link_goes_to_who_is_left() -> None:
-    """100 and 300 bytes at 100 B/s: both at 50 until 2 s, then 200 bytes at 100."""
+    """Check messages of 100 and 300 bytes on a link of 100 B/s: both get 50 B/s until 2 s, then the last 200 bytes get 100
+    B/s.
+    """
     graph = Graph()
     link = graph.resource(Resource(100.0))
     graph.add("short", 100.0, [link])
@@ -39,7 +41,7 @@ def test_the_rest_of_a_link_goes_to_who_is_left() -> None:
 
 
 def test_a_message_has_the_rate_of_the_slower_of_its_two_links() -> None:
-    """Two senders with 100 B/s each, to one receiver with 50 B/s, share the receiver's link."""
+    """Check two senders with links of 100 B/s and one receiver with 50 B/s: the senders share the receiver's link."""
     graph = Graph()
     out, inward = [graph.resource(Resource(100.0)) for _ in range(2)], graph.resource(Resource(50.0))
     for each in out:
@@ -48,7 +50,9 @@ def test_a_message_has_the_rate_of_the_slower_of_its_two_links() -> None:
 
 
 def test_weights_share_a_link_unequally() -> None:
-    """At 100 B/s, weights of 3 and 1: 75 and 25 until the first has its 150 bytes at 2 s, then 100 for the other's last 50."""
+    """Check weights of 3 and 1 on a link of 100 B/s: they get 75 and 25 B/s until the first has its 150 bytes at 2 s; then
+    the other's last 50 bytes get 100 B/s.
+    """
     graph = Graph()
     link = graph.resource(Resource(100.0))
     graph.add("heavy", 150.0, [link], weight=3.0)
@@ -57,7 +61,9 @@ def test_weights_share_a_link_unequally() -> None:
 
 
 def test_a_token_bucket_carries_its_burst_at_once_and_saves_again_in_pauses() -> None:
-    """100 B/s and 50 bytes at once: 150 bytes take 1 s; after .2 s without traffic the next 50 bytes take .3 s, after .8 s 0."""
+    """Check a rate of 100 B/s with a burst of 50 bytes: 150 bytes take 1 s. The next 50 bytes take .3 s after .2 s without
+    traffic, and no time after .8 s.
+    """
     graph = Graph()
     link, pause = graph.resource(Resource(100.0, burst=50.0)), graph.resource(Resource(math.inf, 1.0))
     last, ends = -1, list[int]()
@@ -70,7 +76,7 @@ def test_a_token_bucket_carries_its_burst_at_once_and_saves_again_in_pauses() ->
 
 @pytest.mark.parametrize(("threads", "seconds"), [(1, 1.0), (2, 1 / 0.8), (3, 1 / 0.6), (6, 2 / 0.6)])
 def test_cores_that_share_caches_are_slower_together(threads: int, seconds: float) -> None:
-    """Three cores that all together run at .6: one alone runs at 1, two at .8 each."""
+    """Check three cores that run at .6 of their speed if all of them work: one core alone runs at 1, and two at .8 each."""
     graph = Graph()
     pool = graph.resource(cores(3, crowded=0.6))
     for _ in range(threads):
@@ -121,7 +127,7 @@ def test_a_circle_is_an_error() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_times_are_those_of_small_steps_of_time(seed: int) -> None:
-    """Integrate the same sharing with a fixed step of time, which knows no events."""
+    """Compare with the same sharing integrated in small fixed steps of time, without events."""
     rng = np.random.default_rng(seed)
     graph = Graph()
     pool, links = graph.resource(cores(2, crowded=0.7)), [graph.resource(Resource(5.0)) for _ in range(2)]
@@ -138,7 +144,7 @@ def test_times_are_those_of_small_steps_of_time(seed: int) -> None:
 
 
 def integrated(activities: list[tuple[float, list[int], list[int], bool]], pool: int, links: list[int]) -> list[float]:
-    """Return the ends of activities, in steps of a millisecond."""
+    """Return the times at which activities end, integrated in steps of a millisecond."""
     dt, now = 1e-3, 0.0
     left, ends, serving = [work for work, *_ in activities], [math.inf] * len(activities), -1
     while math.inf in ends:

@@ -29,7 +29,9 @@ def scheme(*groups: dict[str, Any], bookkeeping: float = 0.0, extra: float = 0.0
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
 def test_a_single_group_passes_the_master_s_link_once_for_each_worker_each_way(workers: int) -> None:
-    """Nothing overlaps: passes, P frames in, P frames out, and half a round trip each way."""
+    """Check P workers in a step in which nothing overlaps: passes, P frames in, P frames out, and half a round trip in each
+    direction.
+    """
     costs = scheme({"up": 100_000, "down": 50_000, "ready": 0.2})
     found = job_step(profile(), costs, Scenario(workers, RATE, 0.004, 4, uneven=0.0))
     assert found.seconds == pytest.approx(0.3 + workers * 0.15 + 0.004)
@@ -39,7 +41,8 @@ def test_a_single_group_passes_the_master_s_link_once_for_each_worker_each_way(w
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_spans_of_a_step_of_one_group_follow_one_another(workers: int) -> None:
-    """From version to version: P frames out, weights loaded, passes, coding, P frames in, P times decoding, update.
+    """Check the spans for P workers, from version to version: P frames out, weights loaded, passes, coding, P frames in, P
+    times decoding, update.
 
     A frame has arrived half a round trip after its last byte; the frames of all workers share the link.
     """
@@ -60,7 +63,9 @@ def test_the_spans_of_a_step_of_one_group_follow_one_another(workers: int) -> No
 
 
 def test_the_spans_are_those_of_the_worker_whose_gradient_comes_last() -> None:
-    """Two connections share the link by 1 to 1.4: the frame of the first ends last, when all 200 kB are through."""
+    """Check two connections that share the link by 1 to 1.4: the frame of the slower one ends last, when all 200 kB have
+    passed.
+    """
     costs = scheme({"up": 100_000, "ready": 0.2})
     found = {span.kind: span for span in step_spans(profile(), costs, Scenario(2, RATE, 0.0, 4))}
     assert found["in"].end - found["in"].begin == pytest.approx(0.2, abs=1e-6)
@@ -71,7 +76,9 @@ def test_a_scheme_without_groups_has_no_spans() -> None:
 
 
 def test_what_arrives_before_the_backward_pass_ends_costs_nothing() -> None:
-    """The early group travels while the passes go on: up from .15 to .25, down until .35; the late one follows, used at .36."""
+    """Check an early group, which travels during the passes: up from .15 to .25 s, down until .35 s. The late group follows,
+    and is used at .36 s.
+    """
     early = {"up": 50_000, "down": 50_000, "ready": 0.05, "needed": 0.09}
     found = job_step(profile(), scheme(early, {"ready": 0.2, "needed": 0.06}), Scenario(2, RATE, 0.0, 4, uneven=0.0))
     assert found.seconds == pytest.approx(0.3)
@@ -79,7 +86,8 @@ def test_what_arrives_before_the_backward_pass_ends_costs_nothing() -> None:
 
 @pytest.mark.parametrize(("mpi", "sent", "taken"), [(0.0, 2e-7, 3e-7), (1e-6, 1e-6, 1e-6)])
 def test_frames_through_mpi_take_the_threads_of_both_ends(mpi: float, sent: float, taken: float) -> None:
-    """The first worker begins when its weights are there, and the others before its frame is taken.
+    """Check three workers. The first begins when its weights have arrived, and the others begin before the master has taken
+    the first one's frame.
 
     The master's thread takes the three frames one after another, while the workers' threads send.
     """
@@ -103,7 +111,7 @@ def test_hosts_of_their_own_compute_side_by_side() -> None:
 
 
 def test_lanes_decode_groups_side_by_side() -> None:
-    """Two groups that are ready together: with three cores the master has two lanes, with two cores one."""
+    """Check two groups that are ready together: with three cores the master decodes in two lanes, with two cores in one."""
     groups = [{"decode": 0.05, "ready": 0.2} for _ in range(2)]
     for cores, seconds in ((3, 0.4), (2, 0.5)):
         found = job_step(profile(), scheme(*groups), Scenario(2, None, 0.0, cores))
@@ -111,13 +119,15 @@ def test_lanes_decode_groups_side_by_side() -> None:
 
 
 def test_the_worker_alone_codes_beside_its_backward_pass() -> None:
-    """.05 s of coding from .1 on fit into the backward pass, those from .2 on do not."""
+    """Check two codings of .05 s: the one from .1 s on fits into the backward pass, and the one from .2 s on does not."""
     groups = [{"encode": 0.05, "ready": 0.1, "apply": 0.01}, {"encode": 0.05, "ready": 0.2, "apply": 0.01}]
     assert step_without_links(profile(), scheme(*groups)) == pytest.approx(0.3 + 0.02 + 0.05)
 
 
 def test_workers_whose_connections_are_faster_are_ahead_and_use_the_link_meanwhile() -> None:
-    """Two workers, weights 1.2 and .8: the first has its weights at .6 of both transfers, and sends while the other receives."""
+    """Check two connections that share the link by 1.2 to .8: the first worker has its weights earlier, and sends while the
+    other still receives.
+    """
     costs = scheme({"up": 100_000, "down": 100_000, "ready": 0.2})
     even, uneven = (job_step(profile(), costs, Scenario(2, RATE, 0.0, 4, uneven=part)).seconds for part in (0.0, 0.2))
     assert even == pytest.approx(0.3 + 0.4)
@@ -127,7 +137,9 @@ def test_workers_whose_connections_are_faster_are_ahead_and_use_the_link_meanwhi
 @pytest.mark.parametrize("workers", [1, 2, 4, 7, 3000])
 @pytest.mark.parametrize(("hook", "nbytes"), [("fp32", [4_000_000]), ("fp16", [2_000_000]), ("powersgd:rank=2", [8000, 8000])])
 def test_a_step_of_ddp_follows_the_formula_of_the_all_reduce(workers: int, hook: str, nbytes: list[int]) -> None:
-    """One bucket, or PowerSGD's two factors of a 1000 x 1000 matrix, one after the other; three milliseconds of DDP's own."""
+    """Check the time of one bucket, or of PowerSGD's two factors of a 1000 x 1000 matrix, which follow one another, and
+    three milliseconds of DDP itself.
+    """
     found = ddp_step(profile(optimizer=0.01), hook, Scenario(workers, RATE, 0.002, 4, uneven=0.0))
     turns = 2 * (workers - 1)
     seconds = sum(turns / workers * each / 1e6 + turns * 0.001 for each in nbytes)
@@ -136,14 +148,18 @@ def test_a_step_of_ddp_follows_the_formula_of_the_all_reduce(workers: int, hook:
 
 
 def test_powersgd_adds_up_factors_of_matrices_and_everything_else_whole() -> None:
-    """As torch decides: a matrix of 64 x 25 gives (64 + 25) * 2 values, one of 8 x 8 would give more than half its own."""
+    """Check this as torch decides: a 64 x 25 matrix gives (64 + 25) * 2 values; an 8 x 8 matrix is whole, since its factors
+    would have over half of its values.
+    """
     found = sums_of([TensorTimes(shape, 0.1, 0.0) for shape in ((64, 5, 5), (8, 8), (64,), (1,))], "powersgd:rank=2")
     assert [each.nbytes for each in found] == [4 * (64 * 2 + 64 + 64 + 1), 4 * 25 * 2]
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_buckets_are_torch_s(seed: int) -> None:
-    """torch fills its buckets with the tensors in the order of their gradients, once it has seen that order."""
+    """Compare with torch, which fills its buckets with the tensors in the order of their gradients, once it has seen that
+    order.
+    """
     assign: Any = vars(torch.distributed)["_compute_bucket_assignment_by_size"]
     generator = torch.Generator().manual_seed(seed)
     sizes = (10 ** (7.2 * torch.rand(40, generator=generator))).long().tolist()

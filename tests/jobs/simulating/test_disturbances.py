@@ -32,7 +32,7 @@ def test_standstills_of_a_worker_that_overlap_are_one() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_work_goes_on_only_outside_of_standstills(seed: int) -> None:
-    """Count hundredths of a second, in which the worker either works or stands still."""
+    """Compare with a count of hundredths of a second, in each of which the worker either works or is stopped."""
     random = np.random.default_rng(seed)
     edges = sorted(random.choice(500, 6, replace=False).tolist())
     stills = [Standstill(1, begin / 100, end / 100) for begin, end in zip(edges[::2], edges[1::2], strict=True)]
@@ -45,7 +45,9 @@ def test_work_goes_on_only_outside_of_standstills(seed: int) -> None:
 
 
 def test_log_normal_factors_have_mean_1_and_the_given_spread_and_are_those_of_the_seed() -> None:
-    """The mean of 4000 factors lies within six standard errors of 1, their logarithms' deviation within six of .2."""
+    """Check that the mean of 4000 factors lies within six standard errors of 1, and the deviation of their logarithms within
+    six of .2.
+    """
     draw, again, other = Spread(0.2, seed=3).factors(5), Spread(0.2, seed=3).factors(5), Spread(0.2, seed=3).factors(6)
     found = [draw() for _ in range(4000)]
     assert np.mean(found) == pytest.approx(1, abs=6 * 0.2 / math.sqrt(4000))

@@ -27,7 +27,7 @@ def ends(cores: SharedCores, loop: EventLoop, work: list[tuple[float, float]]) -
 
 
 def test_work_shares_a_core_and_the_rest_goes_to_who_is_left() -> None:
-    """1 and 3 s of work on a core: half a core each until 2 s, then the other's last 2 s alone."""
+    """Check 1 and 3 s of work on one core: each gets half of the core until 2 s; then the longer one runs alone for 2 s."""
     loop = EventLoop()
     assert ends(SharedCores(loop, 1), loop, [(0.0, 1.0), (0.0, 3.0)]) == pytest.approx([2.0, 4.0])
 
@@ -38,20 +38,24 @@ def test_no_work_gets_more_than_a_core() -> None:
 
 
 def test_crowded_cores_are_slower() -> None:
-    """Of two cores, one works at full speed, and both at .8 of it: .8 s until 1 s, then the other's last .2 s at full speed."""
+    """Check two cores that run at .8 of their speed if both work: .8 s of work ends at 1 s; the last .2 s of the other work
+    run at full speed.
+    """
     loop = EventLoop()
     assert ends(SharedCores(loop, 2, 0.8), loop, [(0.0, 0.8), (0.0, 1.0)]) == pytest.approx([1.0, 1.2])
 
 
 def test_cores_that_stand_still_do_nothing() -> None:
-    """1 s of work until 3 s, since the cores stand still from .5 to 2.5 s; work that comes meanwhile begins at 2.5 s."""
+    """Check that 1 s of work ends at 3 s if the cores are stopped from .5 to 2.5 s; work that arrives meanwhile begins at
+    2.5 s.
+    """
     loop = EventLoop()
     cores = SharedCores(loop, 2, standstills=[Standstill(1, 0.5, 2.5)])
     assert ends(cores, loop, [(0.0, 1.0), (1.0, 0.25), (2.0, 0.0)]) == pytest.approx([3.0, 2.75, 2.5])
 
 
 def test_a_thread_does_one_piece_of_work_after_another() -> None:
-    """1 + 1 s of a thread on the core that another piece of 1 s shares until 2 s."""
+    """Check a thread with two pieces of work of 1 s each, on a core that it shares with another piece of 1 s until 2 s."""
     loop, told = EventLoop(), list[tuple[str, float]]()
     cores = SharedCores(loop, 1)
     thread = SharingThread(cores)
@@ -64,7 +68,7 @@ def test_a_thread_does_one_piece_of_work_after_another() -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_shared_cores_agree_with_the_planner(seed: int) -> None:
-    """The planner has a resource of its own for the delay before a piece of work."""
+    """Compare with the planner, in which a resource of its own stands for the delay before a piece of work."""
     random = np.random.default_rng(seed)
     count, crowded = int(random.integers(1, 5)), float(random.choice([1.0, 0.7]))
     work = [(float(random.uniform(0, 3)), float(random.uniform(0, 2))) for _ in range(12)]

@@ -1,4 +1,4 @@
-"""Links of several ranks, of which a message uses two, against figures by hand and the planner's engine."""
+"""Links of several ranks, two of which carry each message, against figures by hand and the planner's engine."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ def test_both_directions_of_a_link_carry_messages_at_full_rate() -> None:
 
 
 def test_a_message_gets_the_smaller_of_its_two_shares() -> None:
-    """At 100 B/s: 3 receives from 1 and 2 at 50 each, and 1 sends to 2 and 3.
+    """Check links of 100 B/s: rank 3 receives from ranks 1 and 2 at 50 B/s each, while rank 1 sends to ranks 2 and 3.
 
-    So all messages have 50 B/s. At 2 s the 100 bytes from 1 to 3 are carried, and the other two go on at 100 B/s.
+    So all messages have 50 B/s. At 2 s the 100 bytes from rank 1 to rank 3 have arrived, and the other two messages continue
+    at 100 B/s.
     """
     loop = EventLoop()
     found = ends(links(loop), loop, [(0.0, 1, 3, 100.0), (0.0, 2, 3, 200.0), (0.0, 1, 2, 300.0)])
@@ -51,7 +52,9 @@ def test_messages_between_two_ranks_follow_each_other_and_empty_ones_take_no_tim
 
 
 def test_a_rank_that_is_cut_off_leaves_the_links_to_the_others() -> None:
-    """At 100 B/s: rank 3 receives at 50 each until the cut of rank 2 at 1 s, then the last 150 bytes at 100."""
+    """Check links of 100 B/s: rank 3 receives from ranks 1 and 2 at 50 B/s each until rank 2 is cut off at 1 s, then rank
+    1's last 150 bytes at 100 B/s.
+    """
     loop = EventLoop()
     cut = links(loop)
     loop.at(1.0, cut.cut, 2)
@@ -80,7 +83,7 @@ def test_messages_from_and_to_the_master_alone_need_no_second_link(seed: int) ->
 
 @pytest.mark.parametrize("seed", range(8))
 def test_links_agree_with_the_planner(seed: int) -> None:
-    """Every message has a connection of its own, in one direction between two ranks."""
+    """Compare with the planner if every message has its own connection, in one direction between two ranks."""
     random = np.random.default_rng(seed)
     ranks = 5
     weights = random.uniform(0.5, 2, (ranks, ranks))

@@ -60,9 +60,10 @@ def job(
 
 @pytest.mark.parametrize("workers", [2, 3, 5])
 def test_in_a_mesh_the_parts_of_gradients_and_weights_pass_every_link_both_ways_at_once(workers: int) -> None:
-    """Every worker has a group of .1 s up and .05 s down. Gradients and weights each take half a round trip.
+    """Check a mesh in which every worker is the root of one group, of .1 s up and .05 s down. Gradients and weights each
+    take half a round trip.
 
-    The master hears of the groups, and the workers of the version, while the weights pass the links.
+    The master learns of the closed groups, and the workers of the version, while the weights pass the links.
     """
     found = job(costs(*[{"up": 100_000, "down": 50_000}] * workers), "mesh", Scenario(workers, RATE, 0.006, 64, uneven=0.0), 5)
     assert found.step_times[1:] == pytest.approx([0.3 + (workers - 1) * 0.15 + 0.006] * 4)
@@ -70,7 +71,9 @@ def test_in_a_mesh_the_parts_of_gradients_and_weights_pass_every_link_both_ways_
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_the_frames_of_one_group_meet_at_the_link_of_its_root(workers: int) -> None:
-    """All workers but the root itself send .1 s, and get .05 s; the root's own frames take no time."""
+    """Check one group: all workers but the root itself send for .1 s and receive for .05 s; the root's own frames take no
+    time.
+    """
     scenario = Scenario(workers, RATE, 0.0, 64, uneven=0.0)
     found = job(costs({"up": 100_000, "down": 50_000}), "mesh", scenario, 4)
     assert found.step_times == pytest.approx([0.3 + (workers - 1) * 0.1, *[0.3 + (workers - 1) * 0.15] * 3])
@@ -80,7 +83,9 @@ def test_the_frames_of_one_group_meet_at_the_link_of_its_root(workers: int) -> N
 
 @pytest.mark.parametrize("workers", [4, 8])
 def test_the_bytes_of_a_mesh_do_not_grow_with_the_workers_and_those_of_a_star_do(workers: int) -> None:
-    """With u = v = .4 s, a mesh takes (P - 1) / P (u + v), and a star P u and the last group's part of P v."""
+    """Check P workers with u = v = .4 s for a gradient and the weights: a mesh takes (P - 1) / P (u + v), and a star P u and
+    the last group's part of P v.
+    """
     group = {"up": 400_000 // workers, "down": 400_000 // workers}
     scenario = Scenario(workers, RATE, 0.0, 64, uneven=0.0)
     mesh, star = (job(costs(*[group] * workers), each, scenario, 3).step_times[-1] for each in ("mesh", "star"))
@@ -93,7 +98,8 @@ def test_the_bytes_of_a_mesh_do_not_grow_with_the_workers_and_those_of_a_star_do
     [("sharded:servers=1", 12), ("sharded:servers=2", 6), ("sharded:servers=4", 3), ("mesh:master=auto", 4)],
 )
 def test_servers_share_the_bytes_of_the_star(topology: str, groups: int) -> None:
-    """The busiest rank, the master, is the root of `groups` of 12 groups of 10 ms each way, from and to four workers.
+    """Check that the busiest rank, the master, decides the step. It is the root of `groups` of 12 groups, each of 10 ms in
+    each direction for each of four workers.
 
     The weights of a group are sent while the gradients of the next one arrive.
     """
@@ -103,7 +109,7 @@ def test_servers_share_the_bytes_of_the_star(topology: str, groups: int) -> None
 
 @pytest.mark.parametrize("workers", [2, 6])
 def test_weights_that_workers_pass_on_take_two_sets_for_every_doubling(workers: int) -> None:
-    """A set of weights takes .05 s; trees of full levels have 2 and 6 workers."""
+    """Check the time until all workers have the weights, if a set takes .05 s, in trees of full levels with 2 and 6 workers."""
     found = job(costs({"down": 50_000}), "star:down=tree", Scenario(workers, RATE, 0.0, 64, uneven=0.0), 3)
     assert found.step_times[1:] == pytest.approx([0.3 + 0.05 * {2: 2, 6: 4}[workers]] * 2)
 
@@ -117,7 +123,9 @@ def test_in_a_gather_every_worker_gets_all_gradients_and_no_weights() -> None:
 
 @pytest.mark.parametrize(("cores", "seconds"), [(1, 0.35), (2, 0.3)])
 def test_a_root_shares_the_cores_of_its_host_with_the_backward_pass(cores: int, seconds: float) -> None:
-    """Twice .02 s of decoding and .01 s of updating fall into the backward pass of the first worker."""
+    """Check that two decodings of .02 s and an update of .01 s lengthen the backward pass of the first worker on one core,
+    but not on two.
+    """
     groups = costs({"ready": 0.05, "decode": 0.02, "update": 0.01, "needed": 0.09}, {"ready": 0.2})
     found = job(groups, "mesh", Scenario(2, None, 0.0, cores), 4)
     assert found.step_times[-1] == pytest.approx(seconds)
@@ -126,7 +134,8 @@ def test_a_root_shares_the_cores_of_its_host_with_the_backward_pass(cores: int, 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 @pytest.mark.parametrize("seed", range(12))
 def test_versions_end_when_they_do_in_the_planner_s_graph(topology: str, seed: int) -> None:
-    """The planner runs a graph of activities, another program. Only where workers update weights do all threads share cores here.
+    """Compare with the planner, a different program, which runs a graph of activities. Here all threads share cores only if
+    workers update weights.
 
     The planner's last step is left out, since no next forward pass delays it.
     """
@@ -186,7 +195,9 @@ def test_a_mesh_ends_when_a_worker_is_lost(topology: str) -> None:
 
 
 def test_servers_go_on_without_a_lost_worker() -> None:
-    """Rank 2 dies in its third step, before it has sent anything of it: the round waits until the master knows."""
+    """Check this if rank 2 dies in its third step before it has sent any part of it: the round waits until the master knows
+    of the death.
+    """
     among = Disturbances(deaths=[Death(2, 0.65)], detection=0.5)
     found = job(costs({"ready": 0.1}, {"ready": 0.2}, {}), "sharded:servers=2", Scenario(4, RATE, 0.0, 8), 8, among)
     assert found.failure is None and len(found.versions) == 8
@@ -195,7 +206,9 @@ def test_servers_go_on_without_a_lost_worker() -> None:
 
 
 def test_a_silent_worker_returns_with_the_whole_weights_from_all_servers() -> None:
-    """Silent from 1 to 5.9 s, it is suspended a second after the round of .9 s has opened. The weights are 16 bytes a group."""
+    """Check a worker that is silent from 1 to 5.9 s: it is suspended a second after the round that opened at .9 s. The
+    weights are 16 bytes per group.
+    """
     among = Disturbances(standstills=[Standstill(2, 1.0, 5.9)])
     groups, rule = costs({}, {}, {}, {}), {"deadline": 1.0, "pause_deadline": 1.0}
     found = job(groups, "sharded:servers=2", Scenario(3, None, 0.0, 8), 20, among, **rule)
@@ -207,15 +220,19 @@ def test_a_silent_worker_returns_with_the_whole_weights_from_all_servers() -> No
 
 
 def test_a_worker_that_stands_still_holds_up_its_part_of_a_mesh() -> None:
-    """Two groups, .1 s of decoding each for two gradients: rank 2 computes and decodes nothing from .35 to 1.35 s."""
+    """Check two groups with .1 s of decoding for each of two gradients, if rank 2 computes and decodes nothing from .35 to
+    1.35 s.
+    """
     among = Disturbances(standstills=[Standstill(2, 0.35, 1.35)])
     found = job(costs({"decode": 0.1}, {"decode": 0.1}), "mesh", Scenario(2, None, 0.0, 8), 2, among)
     assert found.step_times == pytest.approx([1.5, 0.5])
 
 
 def test_a_worker_that_stands_still_holds_up_a_gather() -> None:
-    """Both workers decode two gradients of .1 s each. Rank 2 computes and decodes nothing from .35 to 1.35 s. Rank 1 has the
-    first version at .5 s, so that rank 2 decodes rank 1's next gradient during its own passes.
+    """Check two workers, each of which decodes two gradients of .1 s, if rank 2 computes and decodes nothing from .35 to
+    1.35 s.
+
+    Rank 1 has the first version at .5 s, so that rank 2 decodes rank 1's next gradient during its own passes.
     """
     among = Disturbances(standstills=[Standstill(2, 0.35, 1.35)])
     found = job(costs({"decode": 0.1}), "gather", Scenario(2, None, 0.0, 8), 3, among)
@@ -224,8 +241,10 @@ def test_a_worker_that_stands_still_holds_up_a_gather() -> None:
 
 @pytest.mark.parametrize(("begin", "end", "seconds"), [(0.35, 0.36, 0.45), (0.37, 1.37, 1.42), (0.42, 1.42, 1.4)])
 def test_a_worker_that_stands_still_passes_no_weights_on(begin: float, end: float, seconds: float) -> None:
-    """Ranks 1 and 2 get the weights of the first version at .4 s, over the master's link together. Rank 1 passes them on to rank
-    3, which takes .05 s. If it does so before it stands still, its own passes are the last to end.
+    """Check a stopped rank 1. Ranks 1 and 2 get the weights of the first version at .4 s, over the master's link together;
+    rank 1 passes them on to rank 3 in .05 s.
+
+    If rank 1 does so before it is stopped, its own passes are the last to end.
     """
     among = Disturbances(standstills=[Standstill(1, begin, end)])
     found = job(costs({"down": 50_000}), "star:down=tree", Scenario(3, RATE, 0.0, 8, uneven=0.0), 2, among)
@@ -233,7 +252,7 @@ def test_a_worker_that_stands_still_passes_no_weights_on(begin: float, end: floa
 
 
 def test_a_silent_worker_that_passes_no_weights_on_is_suspended_and_returns() -> None:
-    """Rank 3 has no heirs in the tree, so that the job goes on as in a star."""
+    """Check rank 3, which passes no weights on in the tree, so that the job continues as in a star."""
     among = Disturbances(standstills=[Standstill(3, 1.0, 5.9)])
     found = job(costs({}), "star:down=tree", Scenario(3, None, 0.0, 8), 20, among, deadline=1.0, pause_deadline=1.0)
     assert [(event["event"], event["rank"]) for event in found.events] == [("suspended", 3), ("returned", 3)]

@@ -33,26 +33,34 @@ def test_events_keep_the_order_of_their_times_and_of_their_calls() -> None:
 
 
 def test_the_first_messages_of_two_connections_share_the_link_and_the_rest_goes_to_who_is_left() -> None:
-    """100 and 300 bytes at 100 B/s: both at 50 until 2 s, then 200 bytes at 100."""
+    """Check messages of 100 and 300 bytes on a link of 100 B/s: both get 50 B/s until 2 s, then the last 200 bytes get 100
+    B/s.
+    """
     loop = EventLoop()
     assert ends(SharedLink(loop, 100.0, {1: 1.0, 2: 1.0}), loop, [(0.0, 1, 100.0), (0.0, 2, 300.0)]) == pytest.approx([2.0, 4.0])
 
 
 def test_messages_of_a_connection_follow_each_other() -> None:
-    """At 100 B/s: connection 1 has 100 + 100 bytes, connection 2 has 100: at 50 each until 2 s, then the rest at 100."""
+    """Check a link of 100 B/s with 100 + 100 bytes on connection 1 and 100 on connection 2: each gets 50 B/s until 2 s, then
+    the rest 100 B/s.
+    """
     loop = EventLoop()
     found = ends(SharedLink(loop, 100.0, {1: 1.0, 2: 1.0}), loop, [(0.0, 1, 100.0), (0.0, 1, 100.0), (0.0, 2, 100.0)])
     assert found == pytest.approx([2.0, 3.0, 2.0])
 
 
 def test_weights_share_a_link_unequally() -> None:
-    """At 100 B/s, weights of 3 and 1: 75 and 25 until the first has its 150 bytes at 2 s, then 100 for the other's last 50."""
+    """Check weights of 3 and 1 on a link of 100 B/s: they get 75 and 25 B/s until the first has its 150 bytes at 2 s; then
+    the other's last 50 bytes get 100 B/s.
+    """
     loop = EventLoop()
     assert ends(SharedLink(loop, 100.0, {1: 3.0, 2: 1.0}), loop, [(0.0, 1, 150.0), (0.0, 2, 100.0)]) == pytest.approx([2.0, 2.5])
 
 
 def test_a_cut_connection_loses_its_messages_and_leaves_the_link_to_the_others() -> None:
-    """At 100 B/s: at 50 each until the cut at 1 s, then the other's last 150 bytes at 100."""
+    """Check a link of 100 B/s: two messages get 50 B/s each until one connection is cut at 1 s, then the other's last 150
+    bytes get 100 B/s.
+    """
     loop = EventLoop()
     link = SharedLink(loop, 100.0, {1: 1.0, 2: 1.0})
     loop.at(1.0, link.cut, 1)

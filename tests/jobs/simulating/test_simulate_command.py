@@ -72,7 +72,9 @@ def test_a_job_goes_on_without_a_worker_and_its_records_have_no_violations(
 
 @pytest.mark.parametrize("rule", RULES)
 def test_the_records_are_those_of_a_run_without_violations(rule: str, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The checker of real histories finds nothing twice, nothing too old and no gap, whatever happens to workers."""
+    """Check by the checker of real histories that no gradient is used twice or too late, and that no step is missing,
+    whatever happens to workers.
+    """
     flags, bound = RULES[rule]
     run = file.parent / "run"
     asked = ["--steps", "30", "--jitter", "0.5", "--stop", "2@1:2", "--kill", "3@4", "--consistency", rule, *flags]
@@ -101,7 +103,9 @@ def test_runs_and_report_read_the_records(file: Path, capsys: pytest.CaptureFixt
 
 
 def test_the_report_finds_the_critical_path_of_simulated_steps(file: Path) -> None:
-    """Its parts add up to each step, and lead through the worker that stands still in the third one."""
+    """Check that the parts of the path add up to each step, and that the path of the third step leads through the worker
+    that is stopped in it.
+    """
     run = file.parent / "run"
     assert main(words(file, "--steps", "5", "--stop", "2@0.7:1", "--train-dir", str(run), "--timeline")) == 0
     times = {record["step"]: record["seconds"]["step"] for record in read_records(run / METRICS)}
@@ -124,10 +128,10 @@ def test_no_training_resumes_from_a_simulated_run(file: Path, capsys: pytest.Cap
 
 
 def test_measured_durations_take_the_place_of_jitter(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One worker's passes take .3 s times 1/2 or 3/2.
+    """Check the steps of one worker, whose passes take .3 s times 1/2 or 3/2.
 
-    The late group is coded, decoded, updated and applied in .005 s, before the next step can go on. All of that has happened to
-    the early group in the meantime.
+    The late group is coded, decoded, updated and applied in .005 s before the next step can continue. For the early group
+    all of this happens meanwhile.
     """
     times = file.parent / "times.txt"
     times.write_text("1\n3\n")
@@ -138,7 +142,9 @@ def test_measured_durations_take_the_place_of_jitter(file: Path, capsys: pytest.
 
 
 def test_a_topology_is_told_with_the_links_of_all_ranks(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of three workers, each sends the server and the master one of the two groups, and gets it back."""
+    """Check the lines about links. Each of three workers sends one of the two groups to the server and the other to the
+    master, and gets it back.
+    """
     asked = words(file, "--steps", "4", "--topology", "sharded:servers=2")
     assert main(asked) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -46,7 +46,9 @@ def contributors(found: SimulatedJob) -> list[list[int]]:
 @pytest.mark.parametrize("workers", range(1, 8))
 @pytest.mark.parametrize(("bookkeeping", "decode"), [(0.001, 0.004), (0.004, 0.001)])
 def test_a_step_with_one_group_follows_its_formula(workers: int, bookkeeping: float, decode: float) -> None:
-    """All frames arrive together: either the main thread or the lane, whichever is slower, handles them in a row."""
+    """Check a step in which all frames arrive together: the main thread or the lane, whichever is slower, handles them one
+    after another.
+    """
     group = {"up": 100_000, "down": 50_000, "encode": 0.002, "apply": 0.003, "decode": decode, "update": 0.005}
     found = job(scheme(group, bookkeeping=bookkeeping), Scenario(workers, RATE, 0.006, 64, uneven=0.0), 4)
     handled = max(workers * bookkeeping + decode, bookkeeping + workers * decode)
@@ -57,20 +59,24 @@ def test_a_step_with_one_group_follows_its_formula(workers: int, bookkeeping: fl
 
 @pytest.mark.parametrize("workers", range(1, 8))
 def test_a_step_whose_messages_cost_the_master_s_thread_time_follows_its_formula(workers: int) -> None:
-    """The weights leave one after another, and so do the gradients arrive; the last worker's own message comes on top."""
+    """Check that the weights leave the master's thread one after another, and that the gradients arrive in this rhythm; the
+    last worker's own message comes on top.
+    """
     found = job(scheme({}), Scenario(workers, None, 0.0, 64), 4, HostCosts(0.0, 0.0, 0.02, 0.0, 64, 1.0))
     assert found.step_times[1:] == pytest.approx([0.3 + workers * 0.02 + 0.02] * 3, rel=1e-12)
 
 
 def test_bytes_cost_the_threads_of_both_ends_time_while_the_link_carries_them() -> None:
-    """Up, .1 s of the link, .1 s of the worker, and .3 s of the master; down, .05, .15 and .05 s."""
+    """Check the slowest part in each direction. Up, the link takes .1 s, the worker's thread .1 s and the master's .3 s;
+    down, they take .05, .15 and .05 s.
+    """
     found = job(scheme({"up": 100_000, "down": 50_000}), Scenario(1, RATE, 0.0, 8), 3, HostCosts(1e-6, 3e-6, 0.0, 0.0, 8, 1.0))
     assert found.step_times[1:] == pytest.approx([0.3 + 0.3 + 0.15] * 2)
 
 
 @pytest.mark.parametrize(("cores", "seconds"), [(3, 0.4), (2, 0.5)])
 def test_lanes_decode_groups_side_by_side(cores: int, seconds: float) -> None:
-    """Two groups that are ready together: with three cores the master has two lanes, with two cores one."""
+    """Check two groups that are ready together: with three cores the master decodes in two lanes, with two cores in one."""
     found = job(scheme({"decode": 0.05}, {"decode": 0.05}), Scenario(2, None, 0.0, cores), 3)
     assert found.step_times == pytest.approx([seconds] * 3)
 
@@ -88,9 +94,10 @@ def test_a_lane_does_the_work_of_later_groups_first_and_that_of_one_group_in_ord
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize("uneven", [0.0, 0.4])
 def test_synchronous_steps_are_those_of_the_planner(workers: int, groups: int, uneven: float) -> None:
-    """The planner runs a graph of activities, another program, with the same prices; all cores are free.
+    """Compare with the planner, a different program, which runs a graph of activities with the same prices; all cores are
+    free.
 
-    It lets gradients be added as they arrive, and the main thread handle frames that wait in another order.
+    The planner adds gradients as they arrive, and its main thread handles waiting frames in another order.
     """
     chance = np.random.default_rng((workers, groups))
     times = [sorted(chance.uniform(0, 0.2, groups)), sorted(chance.uniform(0, 0.1, groups), reverse=True)]
@@ -110,7 +117,9 @@ def test_synchronous_steps_are_those_of_the_planner(workers: int, groups: int, u
 
 
 def test_gradients_that_are_added_in_the_order_of_ranks_wait_for_the_slowest_connection() -> None:
-    """Of three connections that of rank 1 is the slowest: two more gradients of .01 s each are decoded once it has come."""
+    """Check that rank 1, whose connection is the slowest of three, delays the step: two more gradients of .01 s each are
+    decoded after its own.
+    """
     costs, scenario = scheme({"up": 100_000, "down": 100_000, "decode": 0.01}), Scenario(3, RATE, 0.0, 8, uneven=0.4)
     rank, arrival = (job(costs, scenario, 5, aggregate_order=order).step_times[-1] for order in ("rank", "arrival"))
     assert rank - arrival == pytest.approx(0.02)
@@ -243,7 +252,9 @@ def test_rules_that_wait_for_all_are_bsp(rule: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("rule", [{}, {"consistency": "kofn", "num_aggregate": 3}, {"consistency": "asp"}])
 def test_the_job_goes_on_without_the_dead(rule: dict[str, Any]) -> None:
-    """Rank 2 dies in its third step, before it has sent anything of it: a synchronous round waits until the master knows."""
+    """Check this if rank 2 dies in its third step before it has sent any part of it: a synchronous round waits until the
+    master knows of the death.
+    """
     costs = scheme({"ready": 0.1}, {"ready": 0.2})
     found = job(costs, Scenario(4, RATE, 0.0, 8), 8, among=Disturbances(deaths=[Death(2, 0.65)], detection=0.5), **rule)
     assert len(found.versions) == 8 and found.stop_reason is None
@@ -254,7 +265,9 @@ def test_the_job_goes_on_without_the_dead(rule: dict[str, Any]) -> None:
 
 
 def test_a_frame_that_has_not_passed_the_link_when_its_sender_dies_is_lost() -> None:
-    """Two frames of .1 s share the link from .3 s on; at .4 s, half of each has passed, and the other's rest takes .05 s."""
+    """Check two frames of .1 s that share the link from .3 s on. At .4 s, when one sender dies, half of each has passed; the
+    other's rest takes .05 s.
+    """
     costs = scheme({"up": 100_000})
     found = job(costs, Scenario(2, RATE, 0.0, 8, uneven=0.0), 1, among=Disturbances(deaths=[Death(1, 0.4)], detection=0.01))
     assert contributors(found) == [[2]] and found.seconds == pytest.approx(0.45)
@@ -262,14 +275,16 @@ def test_a_frame_that_has_not_passed_the_link_when_its_sender_dies_is_lost() -> 
 
 @pytest.mark.parametrize(("least", "versions"), [(1, 3), (2, 2)])
 def test_a_job_with_too_few_workers_ends_with_the_open_version_or_the_last_one(least: int, versions: int) -> None:
-    """Rank 1 dies in step 2, and rank 2 in step 4, of which nothing was sent."""
+    """Check the number of versions if rank 1 dies in step 2, and rank 2 in step 4, of which it has sent nothing."""
     kills = [Death(1, 0.4), Death(2, 1.1)]
     found = job(scheme({}), Scenario(2, None, 0.0, 8), 9, among=Disturbances(deaths=kills), min_workers=least)
     assert (len(found.versions), found.stop_reason) == (versions, "quorum")
 
 
 def test_a_worker_that_stands_still_holds_up_synchronous_rounds_and_no_others() -> None:
-    """From .1 to 2.1 s: its first gradient of .3 s comes at 2.3 s. Of three workers, the other two make every round meanwhile."""
+    """Check a worker that is stopped from .1 to 2.1 s: its first gradient, of .3 s, comes at 2.3 s. Under kofn, the other
+    two workers make every round meanwhile.
+    """
     among = Disturbances(standstills=[Standstill(3, 0.1, 2.1)])
     found = job(scheme({}), Scenario(3, None, 0.0, 8), 3, among=among)
     assert found.step_times == pytest.approx([2.3, 0.3, 0.3])
@@ -280,10 +295,12 @@ def test_a_worker_that_stands_still_holds_up_synchronous_rounds_and_no_others() 
 
 
 def test_a_worker_that_was_away_applies_all_versions_before_it_goes_on() -> None:
-    """In asp, passes take .3 s, and weights .02 s to apply; the second worker stands still for .91 s, until the first made three.
+    """Check asp with passes of .3 s and .02 s to apply weights. The second worker is stopped for .91 s, until the first has
+    made three versions.
 
-    Its gradient, at 1.21 s, makes the fourth. It applies four versions until 1.29 s, the fifth has come meanwhile, and its next
-    gradient is of that one. The first worker takes its steps on the newest version that was there when the one before ended.
+    Its gradient, at 1.21 s, makes the fourth version. It applies four versions until 1.29 s; meanwhile the fifth has come,
+    and its next gradient is based on that one. The first worker takes each step on the newest version that exists when its
+    previous step ends.
     """
     among = Disturbances(standstills=[Standstill(2, 0.1, 1.01)])
     found = job(scheme({"apply": 0.02}), Scenario(2, None, 0.0, 8), 7, among=among, consistency="asp")
@@ -294,7 +311,8 @@ def test_a_worker_that_was_away_applies_all_versions_before_it_goes_on() -> None
 
 
 def test_a_worker_that_is_silent_beyond_the_deadline_is_suspended_and_returns_with_whole_weights() -> None:
-    """The deadline of 1 s passes in the fourth round, from .9 s on; the worker is heard at 5.1 s and returns at the next version.
+    """Check a deadline of 1 s that passes in the fourth round, which begins at .9 s. The worker answers again at 5.1 s, and
+    returns at the next version.
 
     It then takes a step on whole weights of 4 MB, which cost nothing here.
     """
@@ -312,10 +330,11 @@ def test_a_worker_that_is_silent_beyond_the_deadline_is_suspended_and_returns_wi
 
 
 def test_flow_control_holds_a_worker_that_does_not_take_its_weights() -> None:
-    """Three workers make versions of 40 MB in asp, of which at most 64 MiB or two sets may be on their way to the third.
+    """Check three workers that make versions of 40 MB in asp. At most 64 MiB or two sets of weights may be on their way to
+    the third worker.
 
-    It stands still for ten steps. When it goes on it has to answer first, and gets the newest weights whole, instead of ten
-    versions.
+    This worker is stopped for ten steps. When it runs again it first has to answer, and gets the newest weights whole,
+    instead of ten versions.
     """
     among = Disturbances(standstills=[Standstill(3, 0.1, 3.1)])
     costs = scheme({"down": 40_000_000})

@@ -11,7 +11,7 @@ from psnode.transport.clock import Clock
 
 
 def due(config: Config, seconds: list[float], steps: int = 1, rounds: int = 12) -> list[int]:
-    """Return which of the first `rounds` versions are due, if a round takes 25 s."""
+    """Return those of the first `rounds` versions that are due, if a round takes 25 s."""
     dues, found = CheckpointDues(config, Clock(lambda: seconds[0])), []
     for version in range(rounds):
         seconds[0] += 25.0

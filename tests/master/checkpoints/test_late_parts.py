@@ -47,7 +47,7 @@ def memories(rank: int) -> dict[str, torch.Tensor]:
 
 
 def contribute(folder: Path, rank: int, sent: list[Frame]) -> None:
-    """Play the worker of this rank when it has reached the version."""
+    """Write the part of this rank, as its worker does when it has reached the version."""
 
     def send(rank_to: int, kind: Kind, body: bytes, *, step: int, version: int, flags: Flag = Flag.NONE) -> None:
         sent.append(Frame(kind, flags, rank, 0, step, version, np.frombuffer(body, np.uint8)))
@@ -67,7 +67,7 @@ def newest(folder: Path) -> Checkpoint:
 
 
 def check(folder: Path) -> None:
-    """Check that the checkpoint is the one decided on: with the first worker's part, without the second's."""
+    """Check that the checkpoint is the one that was decided on: with the first worker's part and without the second's."""
     found = newest(folder)
     found.verify()
     assert set(found.facts["files"]) == {checkpoint.MODEL, checkpoint.OPTIMIZER, checkpoint.worker_file(1)}
@@ -80,7 +80,9 @@ def check(folder: Path) -> None:
 
 
 def publish_without_the_second(folder: Path) -> Callable[[], None]:
-    """Begin a checkpoint of two workers, let one contribute, and return a function that publishes it without the other."""
+    """Begin a checkpoint of two workers, let one contribute, and return a function that publishes the checkpoint without the
+    other.
+    """
     found = pending(folder)
     found.begin(STEP, [1, 2], 0.0)
     sent: list[Frame] = []
@@ -125,7 +127,7 @@ def test_a_worker_that_wakes_up_while_the_checkpoint_is_written_is_no_part_of_it
 
 @pytest.fixture
 def halves(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
-    """Split the second worker's write into halves; between them the functions in the list are called, once."""
+    """Split the second worker's write into halves. Return a list; its functions are called once between the halves."""
     between: list[Callable[[], None]] = []
     own = HashedFile.take
 

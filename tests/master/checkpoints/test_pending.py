@@ -293,7 +293,7 @@ def coming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 
 def give(found: Bench, version: int, state_first: bool) -> None:
-    """Hand in all that the checkpoint of `version` awaits."""
+    """Hand in all parts for which the checkpoint of `version` waits."""
     for state in (state_first, not state_first):
         assert found.published == []
         assert found.pending.in_flight
@@ -349,7 +349,9 @@ def test_a_state_that_cannot_be_true_ends_the_job(tmp_path: Path, monkeypatch: p
 
 
 def test_the_last_one_waits_for_the_state(coming: Bench) -> None:
-    """Nothing is trained beside it, and the job needs the state for its summary."""
+    """Check that the last checkpoint waits for the state: no training goes on that it would delay, and the job needs the
+    state for its summary.
+    """
     coming.pending.is_last = lambda version: True
     coming.pending.begin(5, [], 0.0)
     coming.pending.publish()
@@ -358,7 +360,7 @@ def test_the_last_one_waits_for_the_state(coming: Bench) -> None:
 
 @pytest.mark.parametrize("handed_over", [True, False])
 def test_one_without_a_file_is_not_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, handed_over: bool) -> None:
-    """Check this for a disk that refuses one file and takes those after it."""
+    """Check this for a disk that refuses one file and takes the files after it."""
     found = bench(tmp_path, rounds_go_on=False)
     found.pending.begin(3, [], 0.0)
     if handed_over:

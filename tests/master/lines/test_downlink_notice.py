@@ -35,7 +35,7 @@ def test_the_share_is_that_of_an_ordinary_step(tmp_path: Path, capfd: pytest.Cap
 def test_codecs_that_only_round_say_what_the_masters_link_has_to_carry(
     scheme: str, megabytes: str, milliseconds: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """LeNet has 431 080 parameters: 2 workers x 4 bytes x 8 bits at 100 Mbit/s take 275.9 ms."""
+    """Check the line's figures: LeNet has 431 080 parameters, and 2 workers x 4 bytes x 8 bits at 100 Mbit/s take 275.9 ms."""
     [line] = lines(tmp_path, capfd, scheme=scheme)
     assert line.startswith(f"psnode: downlink: {scheme}, 50 % of all bytes; 2 x {megabytes} MB through the master's link take ")
     assert f"take {milliseconds} ms at 100 Mbit/s" in line

@@ -1,4 +1,4 @@
-"""The lines at the start of a run about the cost of its scheme: a note where it is high, what was measured elsewhere."""
+"""The lines at the start of a run about the cost of its scheme: a note if the cost is high, and results measured elsewhere."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_what_a_scheme_cost_where_it_was_measured_is_told(monkeypatch: pytest.Mo
 
 
 def test_the_note_names_what_a_page_of_results_has_measured() -> None:
-    """Every scheme that the note names, except the run's own, has a row in a table of the page."""
+    """Check that every scheme that the note names, except the run's own, has a row in a table of the page."""
     told = doubt_of(SCHEMES["tbq"], "adamw")  # a scheme that the record does not contain
     pages = (RESULTS / "2026-11-23-defaults.md").read_text()
     losing = [name for name in SCHEMES if re.search(rf"\b{name}\b", told.partition("; ")[0].partition(":")[2])]

@@ -41,7 +41,9 @@ def test_weights_that_go_down_exactly_stay_exact() -> None:
 
 
 def test_training_stays_the_same_but_for_what_coding_loses() -> None:
-    """A scheme with another learning rate or another momentum is not replaced by dense, whose steps would be others."""
+    """Check that a scheme with another learning rate or another momentum is not replaced by dense, whose steps would be
+    different.
+    """
     assert names(scheme="signsgd") == ["signsgd"]
     assert names(scheme="dgc") == ["dgc"]
     config = Config(scheme="qsgd", codec="topk:ratio=0.1", feedback="ef", aggregator="mean:clip=median", quantization_level=None)
@@ -95,7 +97,7 @@ def test_only_close_schemes_are_tried_again() -> None:
 
 
 def test_a_scheme_whose_bytes_alone_take_too_long_is_not_tried() -> None:
-    """4 workers x 10 MB at 100 MB/s take 0.4 s, whatever the steps."""
+    """Check dense with 4 workers x 10 MB at 100 MB/s: its bytes take 0.4 s, whatever its trial steps would take."""
     links = LinkRates(1e-4, 1e8, 1e9)
     seconds = {"polar-2bit": 0.1, "bf16": 0.05, "dense": 0.05}
     choice, trials = chosen(seconds, links, polar_2bit=1e5, bf16=1e6, dense=1e7)
@@ -106,7 +108,7 @@ def test_a_scheme_whose_bytes_alone_take_too_long_is_not_tried() -> None:
 
 
 def test_ddp_is_named_where_it_cannot_be_faster() -> None:
-    """2 x 3/4 x 80 MB at 100 MB/s are 1.2 s."""
+    """Check the time of DDP's bytes: 2 x 3/4 x 80 MB at 100 MB/s take 1.2 s."""
     links = LinkRates(1e-4, 1e8, 2e8)
     assert "at least 1,200 ms a step, with fp16 600 ms" in ddp_line(80_000_000, links, 4, 0.5)
     assert "may be as fast" in ddp_line(80_000_000, links, 4, 1.3)

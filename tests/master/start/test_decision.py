@@ -1,4 +1,6 @@
-"""--topology auto: the run is the one in which the decided topology was named, and only what train accepts is compared."""
+"""--topology auto: the run equals one in which the decided topology was named, and only topologies that train accepts are
+compared.
+"""
 
 from __future__ import annotations
 
@@ -122,7 +124,9 @@ def test_a_resumed_run_keeps_the_decided_topology_unless_another_is_named(
 
 
 class Decisions:
-    """Decides for jobs of three workers, with a predicted step of 1 s under every topology. `asked`: what was predicted."""
+    """Decides for jobs of three workers, with a predicted step of 1 s under every topology. `asked`: the topologies that
+    were predicted.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -131,7 +135,7 @@ class Decisions:
         self.link = FrameChannel(loopback_group(4)[0])
 
     def __call__(self, *hellos: Hello, constrains: bool = False, seconds: Predict | None = None, **settings: Any) -> RunDirectory:
-        """Return the run after the decision. `hellos`: the greetings, by default those of four ranks on one host."""
+        """Return the run after the decision. `hellos`: the greetings of the ranks, by default of four ranks on one host."""
         config = Config(train_dir=self._folder / "run", topology="auto", local=3, **settings)
         greetings = hellos or (Hello("host", 1, "0", "", 8, "one", {"fma": True}),) * 4
 
@@ -165,7 +169,7 @@ def test_the_star_is_preferred_to_what_is_hardly_faster(decisions: Decisions, me
 
 
 def test_a_topology_without_a_prediction_is_not_chosen(decisions: Decisions) -> None:
-    """A step of too many frames is left out."""
+    """Check this for a topology whose step has too many frames to be predicted."""
     found = decisions(seconds=lambda *_: {"mesh": Prediction(2.0, 3, "test"), "gather": Prediction(1.0, 3, "test")})
     assert found.config.topology == "gather"
     assert decisions.reasons[0].endswith("; too many frames to predict under mesh:master=auto")
@@ -192,7 +196,9 @@ def test_a_constraint_of_the_task_leaves_the_star_and_the_tree(decisions: Decisi
 
 
 def test_workers_that_round_differently_are_no_gather(decisions: Decisions) -> None:
-    """Rank 0 may differ, since it updates nothing in a gather."""
+    """Check that gather is not predicted if workers round differently. Rank 0 may differ, since it updates nothing in a
+    gather.
+    """
     once, twice = (Hello("host", 1, "0", "", 8, "one", {"fma": fma}) for fma in (True, False))
     decisions(once, twice, twice, twice)
     assert decisions.asked == ALL
@@ -220,14 +226,14 @@ def test_where_only_the_star_is_left_it_is_taken_without_a_measurement(
 
 @pytest.mark.parametrize("other", [Hello("b", 1, "0", "", 8, "two"), Hello("a", 1, "1", "", 8, "one")], ids=["fields", "version"])
 def test_ranks_of_another_version_are_not_probed(decisions: Decisions, other: Hello) -> None:
-    """A worker of an earlier version refuses a PROBE before CONFIG."""
+    """Check that ranks of another version get no PROBE: a worker of an earlier version refuses a PROBE before CONFIG."""
     own = Hello("a", 1, "0", "0123", 8, "one")
     assert decisions(own, own, other, own, seconds=nothing).config.topology == "star"
     assert decisions.reasons == ["topology star, the only one with these settings: ranks of another version answer no probe"]
 
 
 def test_a_request_to_stop_ends_the_decision(decisions: Decisions, tmp_path: Path) -> None:
-    """The request comes while the step is measured."""
+    """Check this for a request that comes while the step is measured."""
 
     def stopped(config: Config, task: Task, topologies: Sequence[str], hosts: JobHosts) -> Mapping[str, Prediction]:
         decisions.link.inbox.put_back([StopRequest("SIGTERM")])
@@ -238,7 +244,9 @@ def test_a_request_to_stop_ends_the_decision(decisions: Decisions, tmp_path: Pat
 
 
 def test_ranks_of_a_host_share_its_cores_and_threads_of_a_process_take_turns(decisions: Decisions) -> None:
-    """Each of the four ranks has two threads. On two hosts of eight cores, each rank has four."""
+    """Check the cores of a host: four ranks with two threads each share eight cores. On two hosts of eight cores, each rank
+    has four.
+    """
     decisions()
     assert decisions.hosts == JobHosts(3, 8 // 2, shared=True)
 

@@ -54,7 +54,9 @@ def told(end: LoopbackTransport) -> dict[str, torch.Tensor] | None:
 def test_a_spare_begins_without_memories_whatever_place_it_had_before(
     tmp_path: Path, wrote: int, second: dict[str, float] | None
 ) -> None:
-    """Worker 2 reads its own part, or gets the mean of all parts if another number of workers wrote them."""
+    """Check that a spare gets no memories. Worker 2 reads its own part, or gets the mean of all parts if another number of
+    workers wrote them.
+    """
     ends = loopback_group(4)
     ready = {rank: Ready([["weight", [4]]], None, 100, True) for rank in (1, 2, 3)}
     send_start(FrameChannel(ends[0]), resumed(tmp_path, wrote), PLAN, ready, Epochs(10, 0, 0), workers=2, job=9, last_step=20)
@@ -68,7 +70,9 @@ def test_a_spare_begins_without_memories_whatever_place_it_had_before(
 def test_a_request_by_a_worker_on_another_host_names_the_signal_that_the_launcher_got(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noted: signal.Signals | None, told: str
 ) -> None:
-    """The launcher, on the master's host, notes its signal and has mpirun send USR1 to all ranks."""
+    """Check that the error names the launcher's signal: the launcher, on the master's host, notes it and has mpirun send
+    USR1 to all ranks.
+    """
     monkeypatch.setenv(VARIABLE, str(tmp_path / "job-end"))
     if noted is not None:
         job_end.ask(tmp_path / "job-end", noted)

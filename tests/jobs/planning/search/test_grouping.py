@@ -151,7 +151,7 @@ def network() -> nn.Sequential:
 
 
 def test_a_step_with_codecs_that_differ_by_group_moves_uncoded_tensors_as_torch_does() -> None:
-    """Two workers, momentum .9; the coded tensors move by nearly the same."""
+    """Compare two workers under momentum .9 with torch: uncoded tensors move as there, and coded tensors by nearly the same."""
     model, reference = network(), network()
     tensors = [Tensor(name, tuple(value.shape)) for name, value in model.named_parameters()][::-1]
     names = [tensor.name for tensor in tensors]

@@ -1,4 +1,4 @@
-"""The search by labels: against all groupings under all codecs, priced by a slower model of the same stages."""
+"""The search by labels, compared with all groupings under all codecs, which a slower model of the same stages prices."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ RULES = SmallTensorRules(min_compress_bytes=0)
 
 
 class Passed(NamedTuple):
-    """A group that has passed all stages: seconds at which its weights are home, its own work, and how it is used."""
+    """A group that has passed all stages: the seconds at which its weights have arrived, its own work, and the times of its
+    use.
+    """
 
     home: float
     apply: float
@@ -229,7 +231,9 @@ def test_the_forward_pass_is_never_too_short_and_exact_if_uses_mirror_gradients(
 
 
 def test_one_group_on_a_slow_link_takes_the_simulated_step() -> None:
-    """Stages of one group follow each other, except that frames are decoded as they arrive."""
+    """Compare with the simulated step. The stages of a group follow one another, except that frames are decoded as they
+    arrive.
+    """
     draw = random.Random(3)
     profile, candidates = random_profile(draw, 3, mirrored=True), [random_candidate(draw, 1)]
     scenario = Scenario(3, 1e6, 1e-3, 4, uneven=0.0)

@@ -47,7 +47,9 @@ def test_a_profile_names_its_tensors_and_counts_coded_coordinates(measured: tupl
 
 
 def test_curves_have_the_bytes_of_frames(measured: tuple[Profile, tuple[CodecCandidate, ...]]) -> None:
-    """The frames of dense groups are exactly linear, and those of bf16 up as well; a header has less than a kilobyte."""
+    """Check that frames of dense groups are exactly linear in the coordinates, and gradients of bf16 too; a header has less
+    than a kilobyte.
+    """
     _, (own, dense, half) = measured
     for line, coded in ((dense.curves.up, 0.0), (dense.curves.down, 0.0), (half.curves.up, 2.0)):
         assert 0 < line.fixed < 1000
@@ -80,7 +82,9 @@ def test_a_search_ends_in_a_plan_that_the_scheme_can_code(measured: tuple[Profil
     ],
 )
 def test_codecs_beside_the_scheme_s_own_have_its_feedback_and_downlink(flags: dict[str, str], names: list[str]) -> None:
-    """dgc forgets the momentum of coordinates that were sent, which needs a sparse codec; votes and medians need one codec."""
+    """Check the codecs that may share a plan with the scheme's own. dgc forgets the momentum of sent coordinates, which
+    needs a sparse codec; votes and medians need one codec.
+    """
     config = load(MODEL | flags, {})
     found = codec_pairs("own", config)
     assert len(found) == len(names)
@@ -93,9 +97,11 @@ def test_codecs_beside_the_scheme_s_own_have_its_feedback_and_downlink(flags: di
 
 
 def test_errors_are_those_of_theory() -> None:
-    """The largest hundredth of normal values, beyond t = 2.576, has 2 (t phi(t) + Q(t)) = .0845 of their squares.
+    """Check the errors of top-k and bf16. The largest hundredth of normal values, beyond t = 2.576, has 2 (t phi(t) + Q(t))
+    = .0845 of their squares.
 
-    A value x with 2^e <= |x| < 2^(e + 1) is rounded to multiples of 2^(e - 7), with a mean square error of 2^(2e - 14) / 12.
+    bf16 rounds a value x with 2^e <= |x| < 2^(e + 1) to multiples of 2^(e - 7), with a mean square error of 2^(2e - 14) /
+    12.
     """
     topk = coding_error(load(MODEL | {"scheme": "topk"}, {}))
     assert topk == pytest.approx(1 - 0.0845, abs=0.005)

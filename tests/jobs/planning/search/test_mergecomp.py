@@ -1,4 +1,4 @@
-"""MergeComp's schedules: its formula by hand, and its halving against all cuts."""
+"""MergeComp's schedules: its formula compared with figures by hand, and its halving with all cuts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ RULES = SmallTensorRules(min_compress_bytes=0)
 
 
 def clocks_of(sizes: list[int], *, fixed: float, each: float, workers: int = 2, rate: float = RATE) -> StepClocks:
-    """Return clocks of matrices of 10 rows whose gradients take .1 s each, with bytes of `fixed` + `each` x way and no work."""
+    """Return clocks of matrices of 10 rows, whose gradients take .1 s each. A frame has `fixed` bytes and `each` per
+    coordinate; coding it takes .02 s.
+    """
     tensors = tuple(TensorTimes((10, size // 10), 0.1 * (place + 1), 0.0, f"tensor {place}") for place, size in enumerate(sizes))
     profile = Profile("model", 1, 0.05, 0.1 * len(sizes), 0.0, tensors, FREE, {}, {})
     line = CostLine(fixed, each, each)
@@ -33,7 +35,9 @@ def clocks_of(sizes: list[int], *, fixed: float, each: float, workers: int = 2, 
 
 
 def test_the_formula_by_hand() -> None:
-    """Groups are there at .1 + .02 and .3 + .04 s; 2 frames of 50 000 bytes take .1 s, and 2 of 200 000 take .4 s."""
+    """Check steps by hand: groups are coded at .1 + .02 and .3 + .04 s; 2 frames of 50 000 bytes take .1 s, and 2 of 200 000
+    take .4 s.
+    """
     clocks = clocks_of([50_000, 100_000, 100_000], fixed=0.0, each=1.0)
     assert merged_step(clocks, [1, 3]) == pytest.approx(0.05 + 0.34 + 0.4)
     assert merged_step(clocks, [2, 3]) == pytest.approx(0.05 + 0.22 + 0.3 + 0.2)  # the last group waits for the link until .52
@@ -52,7 +56,9 @@ def cuts_of(found: Grouping) -> list[int]:
 
 @pytest.mark.parametrize("groups", [2, 3, 4])
 def test_halving_finds_the_least_of_all_cuts_if_costs_are_linear(groups: int) -> None:
-    """A frame costs the longest of three lines; with the first alone all costs are linear."""
+    """Check this for random profiles. A frame costs the longest of three lines; if only the first one matters, all costs are
+    linear.
+    """
     for seed in range(25):
         draw = random.Random(seed)
         profile = replace(random_profile(draw, draw.randint(groups, 9)), host=FREE)
@@ -68,7 +74,9 @@ def test_halving_finds_the_least_of_all_cuts_if_costs_are_linear(groups: int) ->
 
 
 def test_more_groups_are_taken_while_each_lowers_the_step_by_a_twentieth() -> None:
-    """Frames hidden by the passes gain nothing; on a slow link the second group gains a fifth, and the third as much again."""
+    """Check that no second group is taken if the passes hide the frames. On a slow link the second group gains a fifth, and
+    the third as much again.
+    """
     hidden = clocks_of([1000] * 6, fixed=0.0, each=1.0)
     assert len(merged_while_it_gains(hidden).groups) == 1
     slow = clocks_of([100_000] * 6, fixed=0.0, each=1.0)

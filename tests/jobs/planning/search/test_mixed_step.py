@@ -25,7 +25,9 @@ CODECS = {"topk": "topk:ratio=0.01", "dense": "identity", "bf16": "bf16"}
 
 
 def test_tensors_sent_as_they_are_move_as_under_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """top-k has error feedback and no momentum, so that a first step without a codec is one of plain gradient descent."""
+    """Check the first step against plain gradient descent: top-k has error feedback and no momentum, so tensors without a
+    codec take such a step.
+    """
     monkeypatch.setattr(inspection, "unwatchable", lambda model: "")  # other tests compile models in this process
     config = replace(load(MODEL | {"lr": RATE}, {}), log_interval=10**9, hash_every=0)
     ground = TimedModel(make_task(config), 4, torch.device("cpu"), coded_there=False, seed=config.seed)

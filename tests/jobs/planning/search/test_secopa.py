@@ -27,7 +27,9 @@ def clocks_of(
     cores: int = 2,
     codecs: tuple[str, ...] = (QSGD, "identity"),
 ) -> StepClocks:
-    """Return clocks of a codec with one byte a coordinate each way, beside four bytes a coordinate; frames of 100 bytes more."""
+    """Return clocks of a codec with one byte per coordinate in each direction, and of uncoded tensors with four. Every frame
+    has 100 more bytes.
+    """
     tensors = tuple(TensorTimes(shape, 0.1, 0.0, f"tensor {place}") for place, shape in enumerate(shapes))
     profile = Profile("model", 1, 0.05, 0.1, 0.0, tensors, FREE, {}, {})
     none, frame, whole = CostLine(0.0, 0.0, 0.0), CostLine(100.0, 1.0, 4.0), CostLine(100.0, 4.0, 4.0)
@@ -38,7 +40,11 @@ def clocks_of(
 
 
 def test_coding_pays_from_the_size_at_which_the_sums_are_equal() -> None:
-    """2 P 3 n / B is saved, and .05 + 2e-6 n + P (.01 + 1e-6 n) is spent, in one lane: n = .08 / (18e-6 - 5e-6)."""
+    """Check the size n from which coding pays, in one lane. It saves 2 P 3 n / B s and costs .05 + 2e-6 n + P (.01 + 1e-6 n)
+    s: n = .08 / (18e-6 - 5e-6).
+
+    P is the number of workers, and B the link's bytes per second.
+    """
     limit = 0.08 / (2 * WORKERS * 3 / BYTES - 2e-6 - WORKERS * 1e-6)
     rows = [math.floor(limit / 64), math.ceil(limit / 64) + 1]
     clocks = clocks_of([(count, 64) for count in rows], CostLine(0.05, 2e-6, 0.0), CostLine(0.01, 1e-6, 0.0))
@@ -47,7 +53,9 @@ def test_coding_pays_from_the_size_at_which_the_sums_are_equal() -> None:
 
 
 def test_stages_side_by_side_pay_from_a_smaller_size_where_the_link_binds() -> None:
-    """With one part the times are the sums; with many the link's alone count: it is longest both ways, and coding shortens it."""
+    """Check a tensor for which coding pays only if its parts overlap: one part takes the sum of the stages, but with many
+    parts the longest stage decides.
+    """
     encode, decode = CostLine(0.0, 5e-6, 0.0), CostLine(0.0, 6e-6, 0.0)
     clocks = clocks_of([(1000, 100)], encode, decode)  # sums: 18e-6 saved, 5e-6 + 18e-6 spent
     assert [group.flags for group in secopa(clocks)] == ["dense"]
@@ -61,7 +69,7 @@ def test_stages_side_by_side_pay_from_a_smaller_size_where_the_link_binds() -> N
 
 @pytest.mark.parametrize(("cores", "parts"), [(2, 1), (3, 2), (4, 3), (5, 4), (64, 4)])
 def test_parts_divide_the_lanes(cores: int, parts: int) -> None:
-    """Without fixed costs but those of frames, as many parts as lanes are best, since they decode side by side."""
+    """Check that as many parts as lanes are best if only frames have fixed costs, since lanes decode side by side."""
     clocks = clocks_of([(1000, 100)], CostLine(0.0, 1e-7, 0.0), CostLine(0.0, 2e-6, 0.0), cores=cores)
     [found] = secopa(clocks)
     assert (found.flags, found.parts) == ("own", parts)
@@ -78,7 +86,7 @@ def test_small_tensors_stay_as_they_are() -> None:
 
 
 def test_the_stages_of_an_exchange_by_hand() -> None:
-    """Three parts of 1000 coordinates in two lanes, so that one lane decodes two."""
+    """Check the stages by hand for three parts of 1000 coordinates in two lanes, one of which decodes two parts."""
     clocks = clocks_of([(60, 50)], CostLine(0.5, 1e-3, 0.0), CostLine(0.25, 2e-3, 0.0), cores=3)
     found = exchange_times(clocks, clocks.candidates[0], 3000, 0, 3)
     frames = 3 * WORKERS * 1100 / BYTES

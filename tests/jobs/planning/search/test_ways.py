@@ -69,7 +69,9 @@ def test_a_search_is_never_slower_than_a_narrower_one() -> None:
     ],
 )
 def test_parts_that_no_plan_has_are_not_priced(codec: str, settings: dict[str, str]) -> None:
-    """Convolutions of 36,864 coordinates cannot be cut into eight parts of multiples of 4096."""
+    """Check that the priced groups are those of the plan: convolutions of 36,864 coordinates cannot be cut into eight parts
+    of multiples of 4096.
+    """
     draw = random.Random(7)
     profile = random_profile(draw, 6)
     large = tuple(replace(each, shape=(64, 64, 3, 3)) for each in profile.tensors)
