@@ -31,7 +31,9 @@ def test_uneven_rounds_have_six_median_deviations_more(seed: int) -> None:
 
 
 def test_long_and_even_rounds_have_five_seconds_more() -> None:
-    """Rounds take 60 s +- .05: six deviations are .3 s, which is shorter than a pause of the network."""
+    """Check that rounds of 60 s +- .05 get a deadline of 65 s: six deviations are only .3 s, which is shorter than a pause
+    of the network.
+    """
     assert adapted([59.95, 60.0, 60.05] * 5) == pytest.approx(65.0)
 
 

@@ -1,4 +1,4 @@
-"""Weights dealt among the workers: every run equals the one whose weights are all on rank 0, to the bit."""
+"""Weights dealt among the workers: every run equals the run whose weights are all on rank 0, bit for bit."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Once = Callable[[int, str, dict[str, Any]], Checkpoint]
 
 
 class Decays(Trains):
-    """A task with parameter groups. `asked`: how often it was asked for them."""
+    """A task with parameter groups. `asked`: the number of calls of `parameter_groups`."""
 
     asked: ClassVar[int] = 0
 
@@ -73,7 +73,9 @@ def trained(folder: Path, steps: int, topology: str, settings: dict[str, Any], *
 
 @pytest.fixture(scope="module")
 def once(tmp_path_factory: pytest.TempPathFactory) -> Once:
-    """Return `trained` without a folder: the same run is made once and shared by the tests, which may only read it."""
+    """Return a function like `trained`, but without a folder: each run is made once and shared by the tests, which may only
+    read it.
+    """
     made: dict[str, Checkpoint] = {}
 
     def shared(steps: int, topology: str, settings: dict[str, Any]) -> Checkpoint:
@@ -159,7 +161,7 @@ def saved(run: Checkpoint) -> list[Checkpoint]:
 def test_state_is_handed_over_while_later_rounds_change_it(
     tmp_path: Path, once: Once, monkeypatch: pytest.MonkeyPatch, topology: str
 ) -> None:
-    """The first states are not read before two more rounds have begun, which would never begin if they waited for the states."""
+    """Check states that are read only after two more rounds have begun, which would never begin if they waited for the states."""
     later, opened, real_open, real_read = threading.Event(), [0], ShardServer._open, StateSender._pack
 
     def open_(self: ShardServer, version: int, first_step: int, steps: int, lr: float) -> None:
@@ -208,13 +210,13 @@ def test_parameter_groups_are_asked_for_where_weights_are_updated_and_nowhere_el
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
 def test_another_number_of_workers(tmp_path: Path, workers: int) -> None:
-    """With five workers and three groups, some have no part of the weights."""
+    """Check other numbers of workers than three. With five workers and three groups, some workers have no part of the weights."""
     one, *others = (trained(tmp_path / each, 3, each, ADAM, local=workers) for each in (CENTRAL, DEALT, SHARED, SERVED, MANY))
     assert [differences(one, other) for other in others] == [[]] * 4
 
 
 class Leading(nn.Module):
-    """The first columns, one for each class."""
+    """Returns the first columns of its input, one for each class."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x[:, :CLASSES]
@@ -225,7 +227,9 @@ def five_layers() -> nn.Module:
 
 
 def test_bytes_are_those_of_the_ways_between_different_ranks(tmp_path: Path) -> None:
-    """Of five equal groups, the master has all, none or two. Three workers send each of them, and a worker keeps its own."""
+    """Check that bytes are proportional to the frames between different ranks. Three workers send each of five equal groups,
+    but a worker keeps its own; the master has all groups, none or two.
+    """
     known: dict[str, Any] = {"scheme": "dense", "lr": 0.01, "batch_size": 8, "local": 3, "tensorboard": False, "threads": 1}
     ways, found = {CENTRAL: 5 * 3, DEALT: 5 * 2, SHARED: 2 * 3 + 3 * 2, SERVED: 5 * 3}, {}
     for topology in ways:
@@ -285,7 +289,7 @@ def test_one_server_is_the_master(tmp_path: Path) -> None:
 
 
 def test_roots_get_the_weights_that_rank_0_has_and_they_have_not(tmp_path: Path) -> None:
-    """Continue from other weights than those of the seed, in a new run."""
+    """Check this for a new run from given weights, which differ from those of the seed."""
     first = trained(tmp_path / "first", 3, CENTRAL, {"scheme": "qsgd"})
     from_file = {"scheme": "qsgd", "init_from": str(first.path / checkpoint.MODEL)}
     one, *others = (trained(tmp_path / each, 3, each, from_file) for each in (CENTRAL, DEALT, SHARED, SERVED))

@@ -26,7 +26,7 @@ def taken(found: ExampleDealing, rank: int, first: int, last: int) -> list[int]:
 
 
 def test_a_dead_workers_examples_are_the_others_from_the_next_epoch_on() -> None:
-    """25 steps of 40 make the first epoch, and 33 steps of 30 the second: all but 10 examples, each once."""
+    """Check that the second epoch, 33 steps of 30 after 25 steps of 40 in the first, takes all but 10 examples, each once."""
     found = dealing(epochs=3)
     assert not found.renew(24, [1, 2, 4])
     assert found.renew(25, [1, 2, 4])
@@ -91,7 +91,9 @@ def test_who_takes_a_place_takes_its_share() -> None:
 
 
 def test_the_rate_of_a_round_is_the_schedules_at_its_first_step_whatever_the_schedule_is_later() -> None:
-    """Steps of a schedule count from 0: after 50 steps, at 25 per epoch, two milestones have passed."""
+    """Check a schedule with milestones after epochs 1 and 2 of 25 steps: its steps count from 0, so after 50 steps both
+    milestones have passed.
+    """
     found = dealing(epochs=3, lr_schedule="multistep", lr_milestones=[1, 2], lr_gamma=0.5)
     assert [found.rate(Round(version, 25 * version + 1, 25)) for version in range(3)] == [0.1, 0.05, 0.025]
     found.schedule = lambda step: 7.0

@@ -1,4 +1,4 @@
-"""Bytes through the link of every rank: what senders and receivers have counted, compared with the sizes of frames by hand."""
+"""Bytes through the link of every rank: the counts of senders and receivers, compared with the sizes of frames by hand."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ def link_bytes(folder: Path) -> dict[str, Any]:
 
 
 def frames(folder: Path) -> list[int]:
-    """Return by group the bytes of a frame of float32, all segments flat (docs/wire-format.md, payload-format.md)."""
+    """Return for each group the bytes of a frame of float32, if all segments are flat (docs/wire-format.md,
+    payload-format.md).
+    """
     header, count, length, payload_header = 52, 4, 4, 8 + 4
     groups = json.loads((folder / "config.json").read_text())["plan"]["groups"]
     assert all(len(shape) == 1 for group in groups for _, _, shape in group)
@@ -56,7 +58,9 @@ def test_dense_frames_of_a_star_all_pass_the_master(tmp_path: Path) -> None:
 
 
 def test_dense_frames_of_a_tree_pass_the_master_twice_and_rank_1_once_more(tmp_path: Path) -> None:
-    """Of three workers the first two get weights from rank 0, and worker 1 passes them on to worker 3."""
+    """Check the bytes of weights for three workers: the first two get weights from rank 0, and worker 1 passes them on to
+    worker 3.
+    """
     trained(tmp_path, 3, "star:down=tree", {"scheme": "dense"})
     ranks, whole = link_bytes(tmp_path)["ranks"], 3 * sum(frames(tmp_path))
     assert {rank: each["weights_out"] for rank, each in ranks.items()} == {"0": 2 * whole, "1": whole, "2": 0, "3": 0}
@@ -73,7 +77,9 @@ def test_dense_frames_of_a_gather_pass_every_worker_alike_and_never_the_master(t
 
 
 def test_a_worker_of_a_mesh_keeps_its_own_part_from_its_link(tmp_path: Path) -> None:
-    """A worker sends the gradients of all parts but its own, and gets those of its own from both others; weights go back."""
+    """Check that a worker of three sends the gradients of all parts but its own, and gets those of its own part from both
+    others; weights go back.
+    """
     trained(tmp_path, 3, "mesh", {"scheme": "dense"})
     sizes, loads, own = frames(tmp_path), dict.fromkeys("123", 0), dict.fromkeys("123", 0)
     groups = json.loads((tmp_path / "config.json").read_text())["plan"]["groups"]
@@ -115,7 +121,7 @@ def test_ranks_without_the_weights_get_all_groups_from_their_roots() -> None:
 
 
 def test_weights_go_only_to_ranks_that_take_part() -> None:
-    """In a tree of three, rank 0 sends to rank 3 itself once rank 1, which passes weights on to it, is gone."""
+    """Check a tree of three workers: rank 0 itself sends to rank 3 once rank 1, which passes weights on to it, is gone."""
     account = LinkBytes(PLAN.groups, routes_of(Layout(3), PLAN, "star:down=tree"))
     account.send_to([2, 3])
     account.send_weights(0, 2 * FRAME)

@@ -36,7 +36,9 @@ def test_only_who_was_heard_since_returns() -> None:
 
 
 def test_groups_of_its_last_step_that_were_not_taken_are_named() -> None:
-    """Groups 0 and 2 of step 5 were taken before the suspension; 1 and 3 arrived or arrive afterwards."""
+    """Check that groups 1 and 3 of step 5 are named: groups 0 and 2 were taken before the suspension, but 1 and 3 arrive too
+    late.
+    """
     members = Members([1, 2], Clock())
     members.remove(2)
     members.suspend(2, {0: 5, 1: 4, 2: 5, 3: 4}, 5)
@@ -45,7 +47,7 @@ def test_groups_of_its_last_step_that_were_not_taken_are_named() -> None:
 
 
 def test_a_step_that_it_took_while_it_was_aside_is_its_last() -> None:
-    """Under rules that accept stale gradients, the worker's step is unknown until it sends a message."""
+    """Check this under rules that accept stale gradients: the suspended worker's step is unknown until it sends a message."""
     members = Members([1, 2], Clock())
     members.remove(2)
     members.suspend(2, {0: 7, 1: 3}, 0)

@@ -55,7 +55,9 @@ def test_who_holds_up_the_open_round_is_put_aside(tmp_path: Path) -> None:
 
 
 def test_who_waits_for_the_weights_of_another_is_not_put_aside_with_it(tmp_path: Path) -> None:
-    """Rank 2 gets its weights from rank 1, and rank 3 from rank 2."""
+    """Check silent ranks in a chain: rank 2 gets its weights from rank 1, and rank 3 from rank 2. Only one rank is put aside
+    at a time.
+    """
     seconds = [0.0]
     found = membership(tmp_path, seconds, PassedOnRoute(0, (1, 2, 3), (1, 2, 3), 1))
     for late, live in ((6.5, {2, 3}), (13.5, {3})):
@@ -81,7 +83,9 @@ def test_whose_part_of_a_checkpoint_is_missing_is_put_aside_if_that_holds_up_the
 
 @pytest.mark.parametrize("seconds_taken", [6.5, 110.0])
 def test_behind_the_last_round_only_who_owes_something_is_put_aside(tmp_path: Path, seconds_taken: float) -> None:
-    """No worker sends a gradient for a round that never opens, but one may owe a trace or a part of the last checkpoint."""
+    """Check a job that stops. No round opens, so no worker has to send a gradient; but a worker may still have to send a
+    trace or a part of the last checkpoint.
+    """
     seconds = [0.0]
     found = membership(tmp_path, seconds)
     found.job_state.stopping = True

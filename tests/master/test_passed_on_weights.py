@@ -1,4 +1,4 @@
-"""Weights that workers pass on: every run equals the one in which rank 0 sends all weights, to the bit; rank 0 sends fewer."""
+"""Weights that workers pass on: every run equals, bit for bit, the run in which rank 0 sends all weights; rank 0 sends fewer."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ def test_all_kinds_of_schemes_give_the_same_checkpoint(tmp_path: Path, scheme: s
 def test_rank_0_sends_two_sets_of_weights_for_any_number_of_workers(
     tmp_path: Path, workers: int, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each reader gets the weights once a step, in both drawings, and the records count all frames on all links."""
+    """Check that each reader gets the weights once per step, in the star and in the tree, and that the records count all
+    frames on all links.
+    """
     parents = {1: 0, 2: 0, 3: 1, 4: 1, 5: 2, 6: 2, 7: 3}
     found = {}
     for topology in (CENTRAL, PASSED_ON):
@@ -79,9 +81,10 @@ def test_a_run_is_resumed_with_either(tmp_path: Path) -> None:
 def test_a_lost_worker_leaves_those_behind_it_with_the_weights(
     tmp_path: Path, lost: int, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is lost before the last group of version 2 comes to it. So all its gradients of the second step count, and none later.
+    """Check a worker that is lost before the last group of version 2 reaches it: all its gradients of the second step count,
+    and no later ones.
 
-    The five steps are of one epoch, in which shares of the examples stay as they are.
+    The five steps belong to one epoch, in which the shares of the examples do not change.
     """
     found = []
     for topology in (CENTRAL, PASSED_ON):

@@ -69,7 +69,9 @@ def test_every_byte_is_in_exactly_one_record() -> None:
 
 
 def test_a_record_waits_for_the_report_of_a_worker_that_left_its_gradient_out() -> None:
-    """Some of its frames may have been sent earlier; this record counts them, whenever the report arrives."""
+    """Check a worker that skipped its step: some of its frames may have been sent earlier, and this record counts them,
+    whenever the report arrives.
+    """
     recorder = StepRecorder(workers=2, steps_per_epoch=10, step=0)
     recorder.skipped(1, 2)
     recorder.report(1, 1, report(loss=1.0))

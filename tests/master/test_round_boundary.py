@@ -66,7 +66,9 @@ class Ground:
         )  # fmt: skip
 
     def publish(self, version: int, left_out: dict[int, list[int]]) -> Told:
-        """Publish `version`, whose round did not use these groups, and return the message to each rank."""
+        """Publish `version`, whose round left out the groups `left_out` of each rank. Return the contents of
+        VERSION_COMPLETE by rank.
+        """
         self.job_state.round = Round.after(version, self.steps)
         self.readmission.catch_up()
         self.readmission.readmit()
@@ -98,7 +100,7 @@ def ground(tmp_path: Path, request: pytest.FixtureRequest) -> Ground:
 
 
 def test_who_follows_is_told_of_the_round_that_made_the_version(ground: Ground) -> None:
-    """The spare is told too; it has sent no gradient and has no step of its own."""
+    """Check that the spare is told of this round too. It has sent no gradient, and has no step of its own."""
     last, plain, spare = 6 * ground.steps, Flag.NONE, Flag.SPARE
     told = ground.publish(6, {1: [0], 2: [], 3: [0, 1]})
     assert told == {1: (last, [0], plain), 2: (last, [], plain), 3: (last, [0, 1], plain), 4: (last, [], spare)}
@@ -123,7 +125,7 @@ def test_who_was_held_is_told_of_its_own_last_round_when_it_is_back(ground: Grou
 
 
 def test_who_was_suspended_is_told_of_the_groups_of_its_last_step_when_it_is_back(ground: Ground) -> None:
-    """The spare has taken its place by then, so that the worker now waits as a spare."""
+    """Check a suspended worker that returns. The spare has taken its place by then, so that the worker now waits as a spare."""
     steps = ground.steps
     ground.members.remove(2)
     ground.members.suspend(2, {0: 5 * steps, 1: 4 * steps}, 5 * steps)

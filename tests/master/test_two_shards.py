@@ -1,4 +1,4 @@
-"""A master that uses only the shard's handle: a run with groups in two shards equals a run with one, to the bit."""
+"""A master that uses only the shard's handle: a run with groups in two shards equals a run with one shard, bit for bit."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Halves:
             shard.take_up(found)
 
     def hand_out(self, lacking: Iterable[int]) -> None:
-        """Do nothing: both are here."""
+        """Do nothing: both shards are in this process."""
 
     def take(self, frame: Frame) -> object:
         raise AssertionError("both are here")

@@ -1,4 +1,4 @@
-"""Import torchvision, then run a program that uses transformers. torchvision may be built for another torch."""
+"""Import torchvision before running a program that uses transformers, since torchvision may be built for another torch."""
 
 import runpy
 import sys

@@ -128,7 +128,7 @@ def test_the_figures_of_a_session_are_those_of_its_records_and_of_plain_pytorch(
 
 
 def test_servers_update_weights_beside_the_master_and_have_the_final_ones(mpirun: Any, tmp_path: Path) -> None:
-    """Rank 3 is a server: it draws no batch, and the weights are those of a session in which rank 0 has all of them."""
+    """Check rank 3, a server: it draws no batch, and has the final weights of a session in which rank 0 has all weights."""
     settings = {**CODED, "epochs": 2, "lr_schedule": "cosine", "group_by": "layer"}
     star = train(mpirun, tmp_path / "star", settings)
     *others, server = train(mpirun, tmp_path / "served", {**settings, "topology": "sharded:servers=2"}, size=4)
@@ -151,7 +151,9 @@ def test_an_error_of_the_program_ends_the_servers_too(mpirun: Any, tmp_path: Pat
 @pytest.mark.sweep
 @pytest.mark.parametrize("topology", ["star", "mesh", "gather"])
 def test_the_best_evaluated_weights_keep_a_checkpoint_also_after_a_resume(mpirun: Any, tmp_path: Path, topology: str) -> None:
-    """The runs that are not evaluated, whose weights are all on rank 0, have the same weights."""
+    """Check the kept checkpoints and evaluations. Runs without evaluations, whose weights are all on rank 0, have the same
+    weights.
+    """
     settings = {**CODED, "keep_last": 1, "group_by": "layer", "max_steps": 6}
     settings |= {"downlink": "dense"} if topology == "gather" else {}  # in which no weights are sent
     evaluated = {3: 0.9, 5: 0.25, 6: 0.5, 8: 0.375, 9: 0.125, 12: 0.25}
@@ -249,7 +251,7 @@ def test_a_mistake_behind_the_last_step_shows_its_traceback_of_a_run_that_is_com
 def test_a_loop_that_does_wrong_after_steps_ends_the_job_in_one_line_after_a_checkpoint(
     how: str, told: str, mpirun: Any, tmp_path: Path
 ) -> None:
-    """This holds even if one worker fewer would be enough."""
+    """Check this although --min-workers would allow the job to continue without this worker."""
     plan = {"settings": {**DENSE, "max_steps": 500, "eval_freq": 0, "min_workers": 1}, how: [1, 3]}
     job = mpirun(3, [PROGRAM, tmp_path, json.dumps(plan)])
     assert job.code == 2, job
@@ -361,7 +363,9 @@ with psnode.session(torch.nn.Linear(2, 1), train_dir="two", start_deadline=91.0)
 
 
 def test_the_start_deadline_bounds_mpis_own_start(mpirun: Any, tmp_path: Path) -> None:
-    """A deadline below MPI's usual start time is met by real ranks, one of which never starts; longer ones report arrivals."""
+    """Check a deadline below MPI's usual start time for real ranks, one of which never starts. With longer deadlines,
+    arrivals are reported.
+    """
     os.mkfifo(tmp_path / "held")
     program = tmp_path / "held.py"
     program.write_text(

@@ -180,7 +180,9 @@ def test_what_goes_wrong_on_one_worker_is_said_once_and_names_it(mpirun: Any, tm
 
 
 def test_the_others_end_as_they_should_when_one_worker_has_raised_an_exception(mpirun: Any, tmp_path: Path) -> None:
-    """Under plain mpirun the end of one process would end all, so the failed worker stays and does nothing."""
+    """Check that the job continues. Under plain mpirun the end of one process would end all, so the failed worker stays and
+    does nothing.
+    """
     done = mpirun(3, [*TRAIN, "--task", mistaken(tmp_path), "--max-steps", "5", "--train-dir", tmp_path / "run"])
     assert done.code == 0, done
     assert summary(tmp_path / "run")["steps"] == 5
@@ -234,7 +236,7 @@ def test_a_task_of_ones_own_runs_from_python(mpirun: Any, tmp_path: Path) -> Non
 @pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="hiding a directory from a rank needs root")
 def test_workers_that_do_not_see_the_directory_send_their_state(mpirun: Any, tmp_path: Path) -> None:
-    """Run worker 2 in its own mount namespace, in which the run's parent directory is empty."""
+    """Check this with worker 2 in its own mount namespace, in which the run's parent directory is empty."""
     (tmp_path / "hidden").mkdir()
     wrapper = tmp_path / "wrapper.py"
     wrapper.write_text(

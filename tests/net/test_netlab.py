@@ -114,7 +114,7 @@ def test_each_host_has_a_name_an_address_and_a_rank_of_its_own(netlab: Any) -> N
 
 
 def test_mpirun_starts_a_rank_on_every_host_and_binds_none(netlab: Any, tmp_path: Path) -> None:
-    """Bound to cores, as mpirun does by default with two ranks, both would run on core 0."""
+    """Check that ranks are not bound to cores: if they were, as by mpirun's default for two ranks, both would run on core 0."""
     pytest.importorskip("mpi4py")
     program = tmp_path / "rank.py"
     program.write_text(RANK)
@@ -126,7 +126,9 @@ def test_mpirun_starts_a_rank_on_every_host_and_binds_none(netlab: Any, tmp_path
 
 
 def test_a_link_is_no_faster_than_asked_and_its_packets_carry_66_bytes_of_headers(netlab: Any, tmp_path: Path) -> None:
-    """20 Mbit/s are 2.5 MB/s. 256 KiB may pass at once: the burst of the sender's shaper, and again of the switch's."""
+    """Check the time and the payload bytes of a transfer at 20 Mbit/s, that is, 2.5 MB/s. The sender's shaper lets 256 KiB
+    pass at once, and so does the switch's.
+    """
     size, rate, bursts = 5_000_000, 20e6 / 8, 2 * (256 << 10)
     counters = tmp_path / "counters.json"
     done = netlab("--hosts", 2, "--rate", "20mbit", "--counters", counters, "--each", "--", sys.executable, "-c", TRANSFER, size)
@@ -142,14 +144,16 @@ def test_a_link_is_no_faster_than_asked_and_its_packets_carry_66_bytes_of_header
 
 
 def far(done: Any) -> tuple[float, list[str]]:
-    """Return the seconds until FAR's hosts connected, the peer's address, whether the bytes were correct, and whether seen."""
+    """Return the seconds until FAR's hosts connected, and the line of the receiver: the peer's address, True if the bytes
+    were correct, and True if seen.
+    """
     assert done.code == 0, done
     told = {line.split()[0] == "connected": line.split() for line in done.out.splitlines()}
     return float(told[True][1]), told[False]
 
 
 def test_a_packet_and_its_answer_are_under_way_for_the_round_trip(netlab: Any) -> None:
-    """TCP is connected when the answer to its first packet has arrived."""
+    """Check that connecting takes at least the round trip: TCP is connected when the answer to its first packet has arrived."""
     done = netlab("--hosts", 2, "--rate", "100mbit,60ms", "--each", "--", sys.executable, "-c", FAR, SECRET)
     seconds, told = far(done)
     assert seconds >= 0.060
@@ -184,7 +188,7 @@ def test_nothing_is_left_when_the_lab_is_ended(netlab: Any, number: int) -> None
 
 
 def test_what_is_left_when_everything_is_killed_at_once_goes_with_the_next_lab(netlab: Any) -> None:
-    """As when a container ends: the process that would clean up the lab dies with it."""
+    """Check that the next lab removes the remains of a lab whose processes were all killed at once, as when a container ends."""
     process = netlab.start("--hosts", 2, "--rate", "none", "--each", "--", "sleep", f"607.{os.getpid()}")
     living = netlab.start("--hosts", 2, "--rate", "none", "--each", "--", "sleep", f"608.{os.getpid()}")
     assert eventually(lambda: len(alive(f"sleep 607.{os.getpid()}")) == len(alive(f"sleep 608.{os.getpid()}")) == 2)

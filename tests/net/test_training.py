@@ -22,7 +22,9 @@ TRAIN = ["-m", "psnode", "train", "--threads", 1, "--eval-freq", 0, "--no-tensor
 def test_the_books_agree_with_the_interfaces_and_the_weights_with_a_run_in_one_process(
     netlab: Any, tmp_path: Path, scheme: str, downlink: str, steps: int
 ) -> None:
-    """Each byte of the job leaves one host once. The interfaces also count packet headers, which are subtracted."""
+    """Check the recorded bytes: each byte of the job leaves one host once. The interfaces also count packet headers, which
+    are subtracted.
+    """
     pytest.importorskip("mpi4py")
     counters, train_dir = tmp_path / "counters.json", tmp_path / "hosts"
     flags = ["--max-steps", steps, "--scheme", scheme, "--downlink", downlink, "--train-dir", train_dir]
@@ -66,7 +68,9 @@ def test_ranks_that_are_far_apart_train_in_a_private_network_as_in_one_process(n
 
 @pytest.mark.long
 def test_over_slow_links_the_job_decides_for_another_topology_than_the_star(netlab: Any, tmp_path: Path) -> None:
-    """At 20 Mbit/s three dense gradients of 1.7 MB take 2 s through the link of rank 0, and two thirds of one .5 s."""
+    """Check this at 20 Mbit/s, where three dense gradients of 1.7 MB take 2 s through the link of rank 0, and two thirds of
+    one gradient take .5 s.
+    """
     pytest.importorskip("mpi4py")
     settings: dict[str, Any] = {"max_steps": 2, "scheme": "dense", "momentum": 0.0, "lr": 0.1}
     flags = [text for name, value in settings.items() for text in (f"--{name.replace('_', '-')}", value)]

@@ -35,7 +35,9 @@ MIXED = scheme(feedback="ef", downlink="topk:ratio=0.005", ratio_warmup=(0.25, 0
 
 
 def test_segments_of_one_plan_have_codecs_of_their_own_in_both_directions() -> None:
-    """Under error feedback an unbiased quantiser is used in its contractive form; tensors sent up uncoded come down uncoded."""
+    """Check the codecs of three segments. Under error feedback an unbiased quantiser is used in its contractive form;
+    tensors sent up uncoded come down uncoded.
+    """
     coding = Coding(PLAN, MIXED)
     assert coding.up == [
         get_codec("topk:ratio=0.01"), get_codec("contractive(qsgd:levels=1,bucket=512)"), get_codec("identity"),
@@ -51,7 +53,7 @@ def test_a_warm_up_of_ratios_is_that_of_the_segments_that_have_a_ratio() -> None
 
 
 def test_phases_are_counted_in_parts_of_an_epoch() -> None:
-    """Each phase lasts half an epoch of ten steps, so five steps."""
+    """Check phases of half an epoch each: with ten steps per epoch, a phase lasts five steps."""
     coding = Coding(PLAN, MIXED)
     assert [coding.phase(steps, 10) for steps in (0, 4, 5, 9, 10)] == [0, 0, 1, 1, 2]
 
@@ -71,7 +73,7 @@ def test_a_dense_downlink_has_no_codecs() -> None:
 
 
 def test_changes_that_a_codec_would_not_make_smaller_go_as_they_are() -> None:
-    """A short vector as float32 is smaller than its largest values with their indices and a header."""
+    """Check that a short vector is sent as float32, which is smaller than its largest values with their indices and a header."""
     whole = Plan.from_dict({"tensors": [["a", [3]], ["b", [4096]]], "groups": [[["identity", 0, [3]], ["identity", 3, [4096]]]]})
     assert Coding(whole, scheme(downlink="topk:ratio=0.01")).down == [get_codec("identity"), get_codec("topk:ratio=0.01")]
 
@@ -88,7 +90,9 @@ def test_a_segment_that_travels_whole_has_a_memory_only_where_a_part_of_it_may_b
 
 
 def test_only_sketches_that_cost_less_together_are_merged() -> None:
-    """Sketches add up as their vectors do; float32 does too, but without saving work."""
+    """Check that sketches are merged, since they add up as their vectors do. Float32 adds up too, but merging it saves no
+    work.
+    """
     coded = [SegmentCoding.of(Segment(0, spec, 0, (4096,)), get_feedback("none")) for spec in ("countsketch", "topk", "identity")]
     assert [each.merges for each in coded] == [True, False, False]
 

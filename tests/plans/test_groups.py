@@ -127,7 +127,9 @@ def test_tensors_whose_scales_are_their_own_or_fixed_are_fused(codec: str) -> No
 
 
 def test_one_scale_for_tensors_of_unlike_magnitude_would_lose_the_smaller_one() -> None:
-    """Signs times the mean magnitude lose 1 - 2 / pi of a Gaussian's energy; with a scale 50 times too large, 2500."""
+    """Check that the smaller of two tensors keeps its own scale: it loses 1 - 2 / pi of its energy. With the other's scale,
+    50 times too large, it would lose 2500 times its energy.
+    """
     rng = np.random.default_rng(5)
     large, small = 100 * rng.standard_normal((64, 64)), rng.standard_normal((64, 64))
     x = np.concatenate([large.ravel(), small.ravel()]).astype(np.float32)
@@ -209,7 +211,7 @@ def test_a_codec_whose_payloads_depend_on_the_values_is_used_although_they_might
 @pytest.mark.parametrize("group_by", ["layer", "bytes", "model"])
 @pytest.mark.parametrize("codec", sorted({scheme.codec for scheme in SCHEMES.values()}))
 def test_no_payload_holds_more_than_its_format_can_count(codec: str, group_by: GroupBy) -> None:
-    """Limit payloads to 2^28 values, in uplink segments and in whole downlink groups, or refuse the plan with one line."""
+    """Check that no uplink segment and no downlink group has more than 2^28 values, or that the plan is refused with one line."""
     tensors = [Tensor("a.weight", (1 << 15, 1 << 15)), Tensor("a.bias", (1 << 15,)), Tensor("b.weight", (1 << 14, 1 << 14))]
     if get_codec(codec).shaped:
         with pytest.raises(ConfigurationError, match=r"a\.weight"):

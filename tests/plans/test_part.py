@@ -20,7 +20,9 @@ def plan_of(sizes: list[int], group_bytes: int) -> Plan:
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(0, 40000), min_size=1, max_size=8), st.sampled_from([16384, 65536]), st.data())
 def test_a_part_has_each_coordinate_of_its_groups_once_in_order(sizes: list[int], group_bytes: int, data: st.DataObject) -> None:
-    """Identify every coordinate by its position in the whole vector, and tensors by theirs."""
+    """Check random parts. Every coordinate is identified by its position in the whole vector, and every tensor by its
+    position there.
+    """
     plan = plan_of(sizes, group_bytes)
     chosen = data.draw(st.sets(st.sampled_from(range(len(plan.groups)))))
     part, places = part_of(plan, chosen), np.arange(plan.size)
@@ -44,7 +46,9 @@ def test_a_part_has_each_coordinate_of_its_groups_once_in_order(sizes: list[int]
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, 20000), min_size=1, max_size=8), st.data())
 def test_a_group_covers_the_same_tensors_in_a_part(sizes: list[int], data: st.DataObject) -> None:
-    """Frames identify tensors without a gradient by their number among these tensors."""
+    """Check that the tensors of a group are the same in a part, since frames identify tensors without a gradient by their
+    number among these.
+    """
     plan = plan_of(sizes, 16384)
     part = part_of(plan, data.draw(st.sets(st.sampled_from(range(len(plan.groups))))))
     for index, group in part.groups.items():

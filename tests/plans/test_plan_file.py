@@ -83,7 +83,9 @@ def test_settings_of_a_scheme_are_those_that_are_not_the_default() -> None:
 
 
 def test_the_plan_of_a_run_is_that_of_its_file(tmp_path: Path) -> None:
-    """The same plan, from a file or from the rule, makes the same weights; the file's own order of tensors is kept."""
+    """Check that the same plan, from a file or from the rule, makes the same weights, and that the file's order of tensors
+    is kept.
+    """
     assert run(replace(MODEL, train_dir=tmp_path / "rule")) == 0
     made = Plan.from_dict(of(tmp_path / "rule", "config.json")["plan"])
     file = saved(tmp_path / "plan.json", made)
@@ -146,7 +148,9 @@ def test_a_prediction_of_a_run_whose_weights_are_all_on_rank_0_is_left_out_of_ot
 
 
 def test_a_plan_for_a_topology_is_followed_under_it_and_its_prediction_stands_beside_the_steps(tmp_path: Path) -> None:
-    """The weights are those of a run with both on the command line. A resumed run needs neither the file nor the flag."""
+    """Check that the weights are those of a run with plan and topology on the command line. A resumed run needs neither the
+    file nor the flag.
+    """
     plan = by_rule(replace(MODEL, group_by="layer"))
     file, plain = tmp_path / "plan.json", saved(tmp_path / "plain.json", plan, prediction=None)
     PlanFile(plan, {"scheme": "qsgd"}, PREDICTION, (), "mesh").save(file)
@@ -274,7 +278,9 @@ def test_code_in_a_file_is_executed_only_if_it_is_named(tmp_path: Path) -> None:
 
 
 def test_a_run_in_the_default_directory_is_resumed_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The directory is named after the scheme on the command line, the record holds that of the plan."""
+    """Check a run with a plan: the directory is named after the scheme on the command line, although the record holds the
+    plan's scheme.
+    """
     monkeypatch.chdir(tmp_path)
     file = saved(tmp_path / "plan.json", mixed())
     flags = ["--network", "FC", "--dataset", "synthetic", "--synthetic-shape", "1,8,8", "--batch-size", "4", "--no-tensorboard"]

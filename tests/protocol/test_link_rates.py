@@ -39,7 +39,9 @@ def test_times_that_do_not_grow_give_the_rate_of_the_largest_frame() -> None:
 
 
 def test_one_pause_of_the_network_changes_nothing() -> None:
-    """A frame that takes 0.3 s longer ends the growth of the frames, but the sizes that count are timed twice."""
+    """Check the rate if one frame takes 0.3 s longer: this ends the growth of the frames, but the sizes that count are timed
+    twice.
+    """
     model = takes(1.25e8, 0.001, burst=0)
     for stalled in range(8):
         calls: list[int] = []

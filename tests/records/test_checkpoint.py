@@ -74,7 +74,9 @@ def test_a_file_of_another_size_and_one_that_is_not_listed_are_told_apart(tmp_pa
 
 
 def test_an_old_checkpoint_stays_for_the_parts_of_the_jobs_workers_alone(tmp_path: Path) -> None:
-    """After step 1, worker 2 of 2 is missing; in step 2 no rank needs the files of a third worker."""
+    """Check that the checkpoint of step 1 stays for the part of worker 2, which all later ones lack. That of step 2 goes: no
+    rank needs the file of a third worker.
+    """
     for step, ranks in ((1, (1, 2)), (2, (1, 3)), (3, (1,)), (4, (1,))):
         draft = StagedCheckpoint(tmp_path, step)
         for rank in ranks:

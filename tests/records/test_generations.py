@@ -19,7 +19,9 @@ parts = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 6)), min_size=1, m
 
 
 def examples_of(length: int, lengths: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return (epoch, example) in the order of a run with parts `lengths`: (steps, workers)."""
+    """Return (epoch, example) for all examples in the order in which a run takes them. `lengths`: the parts of the run, as
+    (steps, workers).
+    """
     taken, history, done = list[tuple[int, int]](), tuple[Generation, ...](), 0
     for steps, workers in lengths:
         history = continued(history, done, workers)
@@ -50,7 +52,9 @@ def test_without_a_change_nothing_moves() -> None:
 
 
 def test_half_the_workers_take_twice_the_steps() -> None:
-    """An epoch of 96 examples has 6 steps of 16, or 12 of 8: after 9 steps, half of the second epoch is over."""
+    """Check a change from four workers to two after 9 steps. An epoch of 96 examples has 6 steps of 16, or 12 of 8, so half
+    of the second epoch is over.
+    """
     assert epoch_offset([Generation(0, 4), Generation(9, 2)], 96, lambda workers: 4 * workers) + 9 == 12 + 6
 
 
@@ -74,7 +78,7 @@ def test_parts_that_were_undone_are_forgotten() -> None:
     ids=lambda settings: settings["lr_schedule"],
 )
 def test_learning_rates_depend_on_the_epochs_that_are_over(settings: dict[str, object]) -> None:
-    """With epochs of 6 and then 12 steps, the rate after e epochs equals that of a run with 12 steps from the start."""
+    """Check epochs of 6 and then 12 steps: the rate after e epochs equals that of a run with 12 steps from the start."""
     config = Config(epochs=6, lr=0.01, **settings)  # type: ignore[arg-type]
     moved = epoch_offset([Generation(0, 4), Generation(9, 2)], 96, lambda workers: 4 * workers)
     resumed, always = learning_rate(config, 12, moved), learning_rate(config, 12)

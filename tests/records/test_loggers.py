@@ -225,7 +225,7 @@ def test_tensorboard_gets_figures_settings_events_and_summary(tmp_path: Path) ->
 @pytest.mark.long
 @pytest.mark.serial
 def test_weights_and_biases_mlflow_and_trackio_hold_the_run_without_a_network(tmp_path: Path) -> None:
-    """Make one run of 4 steps, resumed to 6 and evaluated three times, and read it with each package from its own files."""
+    """Check one run of 4 steps, resumed to 6 and evaluated three times, which each package reads from its own files."""
     for package in ("wandb", "mlflow", "alembic", "sqlalchemy", "trackio"):
         if importlib.util.find_spec(package) is None:  # the package is not imported here
             pytest.skip(f"needs {package}")

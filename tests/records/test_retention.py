@@ -60,7 +60,7 @@ def test_one_that_is_being_read_stays_until_it_is_not(tmp_path: Path) -> None:
 
 
 def test_one_that_is_being_read_stays_also_when_its_verdict_is_written_meanwhile(tmp_path: Path) -> None:
-    """The verdict replaces the manifest by another file."""
+    """Check this although the verdict replaces the manifest by another file."""
     published(tmp_path, range(1, 5))
     first = checkpoint.complete(tmp_path)[0]
     with reading(first):
@@ -73,7 +73,9 @@ def test_one_that_is_being_read_stays_also_when_its_verdict_is_written_meanwhile
 
 
 def of_start(train_dir: Path, begun: str, since: int, steps: list[int]) -> None:
-    """Publish checkpoints of the start `begun` of a job, which continued from step `since`; the weights name the start."""
+    """Publish checkpoints at `steps` of the start `begun` of a job, which continued from step `since`. The weights name the
+    start.
+    """
     for step in steps:
         draft = staging.StagedCheckpoint(train_dir, step)
         draft.add(checkpoint.MODEL, f"{begun} {step}".encode())
@@ -86,7 +88,7 @@ def digest_of(train_dir: Path, step: int) -> str:
 
 
 def test_nothing_of_another_future_is_the_best_or_takes_a_place(tmp_path: Path) -> None:
-    """Run to step 40, return to 20, and continue to 50 without a checkpoint of 40."""
+    """Check a job that runs to step 40, returns to step 20, and continues to 50 without a checkpoint at 40."""
     of_start(tmp_path, "first", 0, [10, 20, 30, 40])
     digests = {step: digest_of(tmp_path, step) for step in (10, 20, 30, 40)}
     records = [{"step": step, "loss": 0.5, "top1": step / 100, "model": digests[step]} for step in digests]
@@ -123,5 +125,7 @@ def test_three_are_kept_unless_asked_otherwise(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("minutes", "kept"), [(1e-9, [1, 2, 3, 4, 5, 6]), (1e6, [6]), (0.0, [6])])
 def test_checkpoints_by_time(tmp_path: Path, minutes: float, kept: list[int]) -> None:
-    """Every step takes longer than a billionth of a minute, and all steps together take less than a million minutes."""
+    """Check intervals of a billionth of a minute, which every step exceeds, and of a million minutes, which all steps
+    together do not reach.
+    """
     assert steps_kept(tmp_path, eval_freq=0, keep_last=0, checkpoint_minutes=minutes) == kept
