@@ -141,7 +141,9 @@ def resumed_from(train_dir: Path, step: int, **settings: Any) -> None:
 
 
 def test_a_branch_that_was_left_is_forgotten_and_the_new_one_measured(train_dir: Path) -> None:
-    """Write steps 8 and 12 again with other weights. Step 14 remains, and no file name shows that it is outdated."""
+    """Check this by writing steps 8 and 12 again with other weights. Step 14 of the old branch remains, and no file name
+    shows that it is outdated.
+    """
     assert follow(train_dir, interval=0.01) == 0
     before = {record["step"]: record["loss"] for record in evaluations(train_dir)}
     resumed_from(train_dir, 4, max_steps=18, eval_freq=4)
@@ -183,7 +185,7 @@ def test_an_evaluator_at_work_notices_that_a_run_went_back(train_dir: Path) -> N
 
 
 def test_records_that_do_not_name_the_weights_count_for_their_step(train_dir: Path) -> None:
-    """Earlier versions of psnode wrote such records."""
+    """Check records without a hash of the weights, such as earlier versions of psnode wrote."""
     assert follow(train_dir, interval=0.01) == 0
     path = train_dir / "evaluations.jsonl"
     path.write_text("".join(json.dumps({**record, "model": None}) + "\n" for record in evaluations(train_dir)))

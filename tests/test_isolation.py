@@ -20,7 +20,9 @@ def doubled(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("how", ["compiled", "scripted"])
 @pytest.mark.parametrize("time", [1, 2])
 def test_what_a_test_compiles_is_unseen_by_the_next(how: str, time: int) -> None:
-    """Profiles were refused, and runs waited for all weights, in a process that had compiled anything."""
+    """Check that functions which one test has compiled are hidden from the next: otherwise profiles are refused, and runs
+    wait for all weights.
+    """
     model = torch.nn.Linear(2, 2)
     assert not unwatchable(model)
     function = torch.compile(doubled, backend="eager") if how == "compiled" else torch.jit.script(doubled)

@@ -150,7 +150,9 @@ def test_the_roles_do_not_know_each_other() -> None:
 
 
 def test_the_kind_of_consistency_is_asked_for_in_one_place() -> None:
-    """Check that all other code asks the rule. Settings check themselves, and `rule_of` makes the rule from them."""
+    """Check that only the settings and `rule_of`, which makes the rule, read the kind of consistency. All other code asks
+    the rule.
+    """
     readers = {
         str(path.relative_to(PACKAGE))
         for path in SOURCES
@@ -330,7 +332,9 @@ def test_packages_with_one_home(package: str) -> None:
 
 
 def test_the_cluster_tool_imports_three_leaves_of_psnode() -> None:
-    """Check that they are the declaration of settings (docs/decisions/settings.md), the standard streams, and the JSON writer."""
+    """Check that these are the declaration of settings (docs/decisions/settings.md), the standard streams, and the JSON
+    writer.
+    """
     found = {found.module for path in (ROOT / "tools").rglob("*.py") for found in imports_of(path)}
     assert {module for module in found if module.split(".")[0] == "psnode"} == {
         "psnode.config.declaration",

@@ -89,7 +89,7 @@ def test_a_draw_is_the_seeds_and_begins_like_a_smaller_one() -> None:
 def test_what_tests_notice_is_killed_and_what_is_known_is_not_run_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Use a tree whose tests cover the mean only."""
+    """Check this on a tree whose tests cover only the mean."""
     tree, results = tmp_path / "tree", tmp_path / "results.jsonl"
     for name, content in {
         "psnode/__init__.py": "",
@@ -153,8 +153,8 @@ def test_only_what_is_decorated_or_no_function_may_be_compiled() -> None:
 
 
 def test_what_a_change_does_not_reach_stays_compiled(tmp_path: Path) -> None:
-    """One of three kernels calls another. If this one changes, two are compiled again, and the old caches are restored
-    afterwards.
+    """Check three kernels, one of which calls another: if the called one changes, two are compiled again, and the old caches
+    are restored afterwards.
     """
     kernels = tmp_path / "tree/psnode/codecs/kernels"
     (kernels / "__pycache__").mkdir(parents=True)

@@ -101,7 +101,9 @@ def test_a_run_without_a_recorded_scheme_keeps_what_its_name_meant_then(scheme: 
 
 
 def test_a_run_without_a_recorded_scheme_keeps_what_is_refused_or_done_otherwise_now() -> None:
-    """Cover momentum on both sides, a warm-up that ends below the codec's ratio, a memory under a vote, and Nesterov alone."""
+    """Check settings that are refused or resolved differently today: momentum on both sides, a warm-up that ends below the
+    codec's ratio, a memory under a vote, and Nesterov without momentum.
+    """
     twice = resolve(Config(scheme="topk", feedback="dgc"), unrecorded=True)
     assert (twice.momentum, twice.gathers_decay, Coding(Plan((), ()), twice).gathering) == (0.9, False, None)
     assert resolve(Config(scheme="dgc", feedback="ef"), unrecorded=True).momentum == 0

@@ -44,7 +44,7 @@ class FaultError(Exception):
 
 
 class Momentum(torch.optim.SGD):
-    """The program's own optimizer; the one of the last layer's bias fails at a step."""
+    """The program's own optimizer. The instance for the last layer's bias fails at a step."""
 
     def __init__(self, parameter: nn.Parameter, fails: bool) -> None:
         super().__init__([parameter], lr=0.1, momentum=0.9)

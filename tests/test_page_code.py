@@ -280,7 +280,7 @@ def test_the_job_for_kubernetes_has_the_operators_structure_and_starts_as_many_r
 
 
 def test_the_image_for_ssh_configures_what_the_job_names() -> None:
-    """Check that folder of keys, sshd's file and user agree on both pages."""
+    """Check that the folder of keys, sshd's file and the user agree on both pages."""
     (image,) = re.findall(r"```dockerfile\n(.*?)```", (ROOT / "docs" / "containers.md").read_text(), re.S)
     (text,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "kubernetes.md").read_text(), re.S)
     spec = yaml.safe_load(text)["spec"]

@@ -99,7 +99,7 @@ def trained(folder: Path, task: psnode.Task, **settings: Any) -> dict[str, torch
 @pytest.mark.parametrize("kind", SETTINGS)
 @pytest.mark.parametrize("plan", PLANS)
 def test_updates_are_torchs_whatever_travels_together(kind: str, plan: str) -> None:
-    """Compare optimizers alone, by giving the gradients; compare optimizer state too.
+    """Compare the optimizers themselves on given gradients, and their states too.
 
     SGD agrees with torch bit for bit; Adam's square root is rounded differently (psnode.exchange.update.adam).
     """

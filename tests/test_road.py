@@ -187,7 +187,9 @@ def remembered(folder: Path, workers: int) -> dict[str, bytes]:
     ],
 )
 def test_one_sweep_trains_to_the_same_bits_as_three(spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put all tensors into one segment where the codec allows this, so that gradients arrive in parts."""
+    """Compare runs with one sweep and with three. All tensors are in one segment if the codec allows this, so that gradients
+    arrive in parts.
+    """
     settings: dict[str, Any] = {"codec": spec, "max_steps": 3, "downlink": "scaledsign"}
     run(config(tmp_path / "one", "qsgd", "ef", 2, **settings), Linear(2))
     monkeypatch.setattr(Codec, "_coded", in_three_sweeps)

@@ -99,7 +99,9 @@ def events(folder: Path, name: str) -> list[tuple[int, str]]:
 
 
 def test_one_finite_gradient_of_3e38_deletes_no_sane_checkpoint(tmp_path: Path) -> None:
-    """Have worker 1 send such a gradient in step 9: weights are then about 1e36, and version 8 is the last sane one."""
+    """Check the checkpoints after such a gradient of worker 1 in step 9: weights are then about 1e36, and version 8 is the
+    last sane one.
+    """
     rehearsals = passes_before_the_first_step(tmp_path / "plain")
     assert run(config(tmp_path / "run"), Line(lie=rehearsals + 9)) == 0
     assert abs(slope(tmp_path / "run")) < 2
@@ -201,7 +203,7 @@ def test_a_foreign_reason_reaches_no_terminal_as_it_is(tmp_path: Path) -> None:
 
 
 def test_of_unsound_checkpoints_only_those_newer_than_the_one_to_go_on_from_are_told(tmp_path: Path) -> None:
-    """Name step 5 in `latest`: 3 does not matter, 7 is reported, and 9 is as sound as 5."""
+    """Check the reports if `latest` names step 5: 3 does not matter, 7 is reported, and 9 is as sound as 5."""
     for step, reason in ((3, "a loss of 30"), (5, ""), (7, "a loss of 70"), (9, "")):
         published(tmp_path, step, **verdict(reason))
     found = checkpoint.Checkpoint.open(tmp_path / checkpoint.CHECKPOINTS / checkpoint.step_directory(5))
@@ -224,7 +226,7 @@ def test_records_without_a_loss_are_passed_over(tmp_path: Path) -> None:
 
 
 def test_a_hard_example_late_in_training_is_no_wreck() -> None:
-    """Judge a batch whose loss of 0.3 is 100 times the late median, but far below that of the untrained model."""
+    """Check that a batch is sound whose loss of 0.3 is 100 times the late median, but far below that of the untrained model."""
     judge = Soundness([2.3, *[0.003] * 99])
     judge.take(101, 0.3)
     assert judge.doubt == ""

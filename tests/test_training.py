@@ -134,7 +134,7 @@ def test_a_resumed_run_ends_as_the_unbroken_one(tmp_path: Path, scheme: str, fee
 @pytest.mark.long
 @pytest.mark.parametrize("scheme", ["lss:refit=4", "topk:ratio=0.2+lss:refit=4,rate=1+ans"])
 def test_a_resumed_run_goes_on_with_the_codebooks_it_had(tmp_path: Path, scheme: str) -> None:
-    """Stop the run one step and three steps after the codebooks were fitted."""
+    """Check this for runs that stop one step and three steps after the codebooks were fitted."""
     changed: dict[str, Any] = {"scheme": "topk", "codec": scheme, "feedback": "ef"}
     run(config(tmp_path / "whole", **changed))
     run(config(tmp_path / "parts", **changed, max_steps=6))
@@ -203,7 +203,7 @@ def test_a_run_leaves_what_the_documentation_says(tmp_path: Path) -> None:
 
 
 def test_the_metrics_of_a_step_are_those_of_its_batches_on_the_weights_before_it(tmp_path: Path) -> None:
-    """Compute the means over 16 digits, in two backward passes of 8 digits each."""
+    """Compare with the means over 16 digits, which are computed in two backward passes of 8 digits each."""
     run(config(tmp_path / "run", local=1, batch_size=8, batches_per_step=2, max_steps=1))
     task = Classification("LeNet", "digits", seed=1)
     torch.manual_seed(1)
@@ -237,7 +237,7 @@ def test_bf16_halves_the_downlink(tmp_path: Path) -> None:
     [("qsgd", "topk:ratio=0.05"), ("qsgd", "qsgd:levels=7"), ("atomo", "svd:rank=3"), ("topk", "topk:ratio=0.01+qsgd:levels=7")],
 )
 def test_a_coded_downlink_keeps_replicas_alike_and_resumes_exactly(tmp_path: Path, scheme: str, downlink: str) -> None:
-    """Compare hashes of the workers' weights with the master's after every step."""
+    """Check that the workers' weights have the hash of the master's after every step."""
     changed: dict[str, Any] = {"downlink": downlink, "hash_every": 1, "local": 3}
     changed |= {"codec": "topk:ratio=0.05", "feedback": "ef", "scheme": "dense"} if scheme == "topk" else {"scheme": scheme}
     run(config(tmp_path / "whole", **changed))
@@ -421,7 +421,9 @@ def test_more_examples_than_there_are_cannot_be_asked_for(tmp_path: Path) -> Non
 
 
 def test_the_ratio_falls_over_the_epochs_asked_for(tmp_path: Path) -> None:
-    """LeNet has 431 080 coordinates, and an epoch of digits 89 steps of 16; ratios .25, .0625, .016, .004 last 5 steps each."""
+    """Check LeNet with 431 080 coordinates, where an epoch of digits has 89 steps of 16: the ratios .25, .0625, .016 and
+    .004 last 5 steps each.
+    """
     run(config(tmp_path / "run", scheme="dgc", local=1, batch_size=16, max_steps=22, sparsity_warmup_epochs=20 / 89))
     sent = [record["uplink_bytes"] for record in records(tmp_path / "run")]
     levels = [sent[step] for step in (3, 8, 13, 18, 21)]
@@ -430,7 +432,9 @@ def test_the_ratio_falls_over_the_epochs_asked_for(tmp_path: Path) -> None:
 
 
 def test_dgc_sends_less_than_a_270th_of_float32_at_full_sparsity(tmp_path: Path) -> None:
-    """Send a thousandth of the matrices and all vectors; count indices, headers and all other frames of the job."""
+    """Check all bytes if a thousandth of the matrices and all vectors are sent; indices, headers and all other frames of the
+    job count too.
+    """
     run(config(tmp_path / "run", scheme="dgc", network="torchvision:resnet18", dataset="synthetic", synthetic_shape=(3, 32, 32),
                local=1, batch_size=2, max_steps=3, sparsity_warmup_epochs=0))  # fmt: skip
     coordinates = summary(tmp_path / "run")["coordinates"]

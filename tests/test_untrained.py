@@ -246,7 +246,7 @@ class Now(nn.Module):
 
 
 class Alone(Regression):
-    """A task whose loss depends on the weights alone."""
+    """A task whose loss depends only on the weights."""
 
     def loss(self, model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         found = model(batch)

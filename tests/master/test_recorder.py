@@ -129,7 +129,9 @@ def test_the_stopwatch_adds_up_by_name_and_starts_afresh() -> None:
 
 @pytest.mark.parametrize(("early", "known"), [(64, True), (65, False)])
 def test_of_reports_that_come_early_64_are_kept(early: int, known: bool) -> None:
-    """A worker further ahead pushes out the oldest report, so that the record uses only the others' reports."""
+    """Check the record of step 1 after 64 or 65 early reports of a worker: the 65th pushes out its report of step 1, for
+    which the record then waits.
+    """
     recorder = StepRecorder(workers=2, steps_per_epoch=10, step=0)
     for step in range(1, early + 1):
         recorder.report(step, 1, report(loss=1.0))

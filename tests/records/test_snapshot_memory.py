@@ -22,7 +22,7 @@ def begun(limit: int) -> SnapshotMemory:
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 40))))
 @settings(deadline=None, max_examples=80)
 def test_copies_lie_side_by_side_inside_of_the_room(asked: list[tuple[bool, int]]) -> None:
-    """Compare with brute force over single bytes: there is room exactly if a run of free bytes is long enough."""
+    """Compare with brute force over single bytes: a copy fits exactly if a run of free bytes is long enough."""
     room, held, taken = begun(100), list[Allocation](), [False] * 100
     for takes, number in asked:
         with room.changed:
@@ -84,7 +84,7 @@ def test_without_a_snapshot_there_is_no_room() -> None:
 
 
 def test_a_closed_room_goes_when_the_last_copy_is_given_back() -> None:
-    """Its pages are released once no array uses them."""
+    """Check that the pages of a closed room are released once no array uses them."""
     room = begun(100)
     with room.changed:
         part = room.take(40)

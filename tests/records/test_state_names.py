@@ -21,7 +21,9 @@ SIZES = {"a": 7, "empty": 0, "b/c": 1, "d": 12, "e": 5}
 
 
 def plan_of(*cuts: int, groups: int = 1) -> Plan:
-    """Return a plan of the tensors of SIZES, in segments that end at `cuts` and at the end; the first ones form single groups."""
+    """Return a plan of the tensors of SIZES, in segments that end at `cuts` and at the end. The first `groups` - 1 segments
+    are groups of their own.
+    """
     edges = [0, *cuts, sum(SIZES.values())]
     segments = [Segment(i, "identity", low, (high - low,)) for i, (low, high) in enumerate(pairwise(edges))]
     head = [Group(i, (segment,)) for i, segment in enumerate(segments[: groups - 1])]

@@ -1,4 +1,4 @@
-"""Weights alone: a run that starts from another run's weights, and a file for use elsewhere."""
+"""Only the weights of a run: the start of another run from them, and a file for use elsewhere."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def test_a_hostile_run_runs_nothing_and_asks_for_nothing(browse: Callable[..., S
 
 
 def test_a_click_changes_the_axis_of_every_curve(browse: Callable[..., Seen], tmp_path: Path) -> None:
-    """Use a copy of the page whose policy lets another script click."""
+    """Check this on a copy of the page whose policy allows another script to click."""
     runs = read_all([write_run(tmp_path / name, [record(k) for k in (1, 2, 3)]) for name in ("one", "two")])
     content = re.sub(r"<meta http-equiv=[^>]*>", "", render(runs).decode()).replace("</body>", f"{CLICK}</body>")
     seen = browse(content.encode())
@@ -122,7 +122,7 @@ def test_a_click_changes_the_axis_of_every_curve(browse: Callable[..., Seen], tm
 
 
 def test_it_is_as_wide_as_a_telephone(browse: Callable[..., Seen], trained: Path) -> None:
-    """Only the frames of tables may be wider than the window."""
+    """Check that the page fits into a window of 500 pixels; only the frames of tables may have wider contents."""
     told = "<script>document.body.dataset.wide = document.documentElement.scrollWidth - innerWidth;</script>"
     content = re.sub(r"<meta http-equiv=[^>]*>", "", render([read(trained)]).decode()).replace("</body>", f"{told}</body>")
     seen = browse(content.encode(), "--window-size=500,900", "--dump-dom")
@@ -138,7 +138,9 @@ def test_it_is_drawn(browse: Callable[..., Seen], trained: Path, tmp_path: Path)
 
 
 def test_tables_of_many_runs_are_as_wide_as_a_window_of_1280(browse: Callable[..., Seen], tmp_path: Path) -> None:
-    """No table scrolls, and no head of a row is broken into letters; the runs have long names and differ in seven settings."""
+    """Check that no table scrolls, and that no head of a row is broken into letters. The runs have long names and differ in
+    seven settings.
+    """
     paths = []
     for k in range(20):
         config = {f"setting{j}": f"{(k + 1) * j}" for j in range(1, 7)} | {"lr": 0.1 * k}

@@ -50,7 +50,9 @@ def test_the_path_leads_through_the_worker_whose_gradient_came_last(late: int) -
 
 
 def test_gradients_that_waited_for_an_earlier_rank_do_not_hold_up_the_step() -> None:
-    """Sums are made in order of rank: the gradient decoded last arrived before the first."""
+    """Check this if sums are made in order of rank: the gradient that is decoded last has arrived before the first, so it is
+    not on the path.
+    """
     spans = [span for span in step(1) if span.name != "decode"]
     spans += [master("decode", 8.0, 8.3, sender=1, group=0), master("decode", 8.3, 8.5, sender=2, group=0)]
     [path] = paths(sorted(spans, key=lambda span: span.start))

@@ -1,4 +1,6 @@
-"""Bytes by rank in a report: they add up to those of the run, whether ranks have counted them or routes share them out."""
+"""Bytes by rank in a report add up to those of the run, both if the ranks have counted them and if they are computed from
+the routes.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ STAR = CONFIG["config"] | {"topology": "star"}
 
 
 def ways(links: RankLinks | None) -> dict[int, tuple[int, int, int, int]]:
-    """Return by rank the bytes of gradients and weights that came in, and of those that went out."""
+    """Return by rank the bytes of (gradients in, weights in, gradients out, weights out)."""
     assert links is not None
     return {each.rank: (each.gradients_in, each.weights_in, each.gradients_out, each.weights_out) for each in links.loads}
 
@@ -28,7 +30,7 @@ def totals(links: RankLinks | None) -> list[int]:
 
 
 def without_counts(path: Path) -> Run:
-    """Return the run as one of an earlier version would have left it."""
+    """Return the run without its counts of bytes by rank, as an earlier version of psnode would have left it."""
     summary = json.loads((path / "summary.json").read_text())
     del summary["link_bytes"]
     (path / "summary.json").write_text(json.dumps(summary))

@@ -41,7 +41,9 @@ def groups(routes: tuple[Route, ...] = ROUTES) -> RoutedGroups:
 
 
 def test_the_bytes_of_every_link_are_those_of_all_frames_between_two_ranks() -> None:
-    """Ranks 2 and 3 send 90 B of gradients to rank 1, which sends each of them 9000 B, and so on."""
+    """Check routes of three ranks: rank 1 gets 90 B of gradients from each of ranks 2 and 3, and sends 9000 B to each of
+    them, and so on.
+    """
     loads = link_loads(ROUTES, THREE, sizes=SIZES, ups=UPS, downs=DOWNS)
     assert [(load.rank, load.groups, load.coordinates) for load in loads] == [
         (0, [], 0),
@@ -56,7 +58,11 @@ def test_the_bytes_of_every_link_are_those_of_all_frames_between_two_ranks() -> 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
 def test_a_link_of_equal_parts_carries_the_same_both_ways(workers: int) -> None:
-    """(P - 1) / P of a gradient and of the weights, for P groups; if the master is the root, P of both at its link."""
+    """Check P workers with P equal groups: a worker's link carries (P - 1) / P of a gradient and of the weights in each
+    direction.
+
+    If the master is the root of all groups, its link carries P gradients in, and P sets of weights out.
+    """
     readers = range(1, workers + 1)
     ups, downs = [10] * workers, [30] * workers
     dealt = link_loads([Route(rank, readers) for rank in readers], readers, sizes=ups, ups=ups, downs=downs)
@@ -66,7 +72,7 @@ def test_a_link_of_equal_parts_carries_the_same_both_ways(workers: int) -> None:
 
 
 class Relayed(Route):
-    """Weights go from rank 0 to rank 1, and from there to ranks 2 and 3."""
+    """A route on which weights go from rank 0 to rank 1, and from there to ranks 2 and 3."""
 
     def heirs(self, rank: int) -> tuple[int, ...]:
         return {0: (1,), 1: (2, 3)}.get(rank, ())
@@ -86,7 +92,7 @@ def test_frames_follow_the_weights_from_reader_to_reader() -> None:
 
 @pytest.mark.parametrize("routes", [ROUTES, (Relayed(0, THREE),), tuple(gather(Layout(3), PLAN))])
 def test_all_lines_are_inside_the_picture(routes: tuple[Route, ...]) -> None:
-    """A curve lies inside the hull of its four points."""
+    """Check the four points of every curve: the curve lies inside their hull."""
     picture = route_picture(groups(routes), "a title")
     _, _, width, height = map(float, str(picture.get("viewBox")).split())
     for path in picture.iter("path"):
@@ -135,7 +141,9 @@ def test_ranks_and_groups_as_text() -> None:
 
 
 def test_the_command_draws_the_routes_that_the_verdict_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """At 1 Mbit/s qsgd has the least bytes of what loses little; two tensors are one group, whose root is rank 1."""
+    """Check the picture of qsgd: at 1 Mbit/s it has the fewest bytes of the schemes that lose little. Two tensors form one
+    group, whose root is rank 1.
+    """
     profile().save(tmp_path / "profile.json")
     asked = ["plan", "-n", "2", "--rate", "1mbit", "--profile", str(tmp_path / "profile.json"), "--topology", "mesh"]
     file = tmp_path / "deep" / "routes.svg"

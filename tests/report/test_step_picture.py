@@ -1,4 +1,4 @@
-"""The picture of a predicted step above a measured one: lanes, places of bars, and steps of hostile runs."""
+"""The picture of a predicted step above a measured one: lanes, positions of bars, and steps of hostile runs."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_the_work_of_a_prediction_lies_in_lanes_that_overlap_nowhere() -> None:
 
 
 def test_frames_of_many_connections_hide_no_updates() -> None:
-    """Fifteen frames overlap each way, as in a mesh of sixteen workers."""
+    """Check that updates still have a lane if fifteen frames overlap in each direction, as in a mesh of sixteen workers."""
     frames = [PredictedSpan(kind, group, 0.01 * group, 0.3) for kind in ("in", "out") for group in range(15)]
     panel = predicted_panel(Prediction(0.5, 16, "psnode plan", "link", (*frames, PredictedSpan("update", 0, 0.45, 0.5))))
     assert [name for name, _ in panel.lanes] == ["gradients"] * 3 + ["updates"] + ["weights"] * 3
@@ -77,7 +77,9 @@ def test_the_measured_lanes_are_those_of_the_last_worker_and_the_master_from_zer
 
 
 def test_both_steps_have_one_scale() -> None:
-    """The measured second is 840 pixels wide, from 90 to 930, so that the predicted half a second ends in the middle, at 510."""
+    """Check positions: the measured second is 840 pixels wide, from 90 to 930, so that the predicted half a second ends in
+    the middle, at 510.
+    """
     drawing = picture("both", [predicted_panel(PREDICTION), measured_panel(PATH, MEASURED)])
     found = bars(drawing)
     assert [each[1:3] for each in found if each[0] == "span update"] == [

@@ -1,4 +1,4 @@
-"""Runs that differ by their seeds alone are one line of a report, with a band and a standard error. Long names are cut."""
+"""Runs that differ only by their seeds are one line of a report, with a band and a standard error. Long names are cut."""
 
 from __future__ import annotations
 

@@ -39,8 +39,8 @@ class Device:
 
 
 class FakeCupy(ModuleType):
-    """Stand-in for the module cupy. `compiled`: texts with options; `launched`: names of kernels; `edit`
-    changes a text before.
+    """Stand-in for the module cupy. `compiled`: texts with options; `launched`: names of kernels; `edit`: a function that
+    changes a text before it is compiled.
     """
 
     __version__ = "14.0.0"

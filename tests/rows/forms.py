@@ -79,8 +79,8 @@ def ties(n: int) -> Floats:
 
 
 def undecided(number: int) -> Floats:
-    """Return 2100 fractions that the 16 random bits of stage `number` cannot decide: their sum is 2^16 - 1/2,
-    in units of 2^-16.
+    """Return 2100 fractions that the 16 random bits of stage `number` cannot decide: each fraction and its bits sum to 2^16
+    - 1/2, in units of 2^-16.
     """
     drawn = words(np.array(KEY.words, np.uint64), number, 5 * 64).reshape(5, 64, 4).transpose(0, 2, 1).reshape(5, 256)
     sixteen = np.concatenate([drawn & 0xFFFF, drawn >> 16], axis=1).reshape(-1)[:2100]

@@ -26,7 +26,9 @@ FLAGS = ["-std=c++17", "-O0", "-fwrapv", "-ffp-contract=off", "-fPIC", "-shared"
 
 @functools.cache
 def compiler() -> bytes:
-    """Return what a library depends on besides its text: the version of g++, its options, and the header that stays apart."""
+    """Return everything on which a library depends besides its text: the version of g++, its options, and the header in a
+    file of its own.
+    """
     version = subprocess.run([str(GXX), "-v"], capture_output=True, check=True).stderr
     return version + " ".join(FLAGS).encode() + (HEADERS / "host.h").read_bytes()
 
@@ -86,7 +88,7 @@ class Hosted:
         return bool(tops[0] < 0x7F800000)
 
     def sum_up(self, x: np.ndarray, key: Any, tops: np.ndarray) -> bool:
-        """Sum the rows of `x`: each group of 512 numbers becomes one, repeatedly, until one is left."""
+        """Sum the rows of `x`. In every round each group of 512 numbers becomes one, until one number is left."""
         count, sums = -(-x.size // 512), tops.size // 2 - FIRST_SUM
         padded, parts, done = np.zeros(512 * count, np.float32), np.empty(sums * count), np.array([count], np.uint32)
         padded[: x.size] = x

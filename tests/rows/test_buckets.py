@@ -47,7 +47,9 @@ BUCKET = 512 * ROWS
 
 
 class Whole:
-    """A formula that sends magnitudes without fractions; decode adds random bits of the previous coordinate, and its position."""
+    """A formula that sends magnitudes without fractions; decode adds random bits of the previous coordinate, and the
+    coordinate's position.
+    """
 
     id, number, may_overflow = "whole", 250, False
 
@@ -217,9 +219,11 @@ def test_dithers_that_leave_a_coordinate_open_are_settled(
 @pytest.mark.sweep
 @pytest.mark.parametrize("make", MAKERS)
 def test_buckets_of_the_most_rows_with_codes_of_more_than_a_byte(make: Callable[[Program], Functions]) -> None:
-    """Use buckets with one large value: 60000, less than 8192 steps, and 2000, 2262 steps. Codes up to twice as large follow.
+    """Check buckets with one large value: 60000, less than 8192 steps, or 2000, which is 2262 steps. Codes are up to twice
+    as large.
 
-    The step is 1/32 of the RMS of the bucket, which such a value determines: 60000 is 256 times the RMS, and 2000 is 70.7 times.
+    The step is 1/32 of the RMS of the bucket, which such a value determines: 60000 is 256 times the RMS, and 2000 is 70.7
+    times.
     """
     codec, x = get_codec("dithered:step=0.03125,bucket=65536"), gaussian(65536 + 5000)
     x[100] = 60000

@@ -46,8 +46,8 @@ def test_all_contract_inputs(spec: str, make) -> None:
 
 
 def test_settled_values_that_no_code_needs_may_be_undefined() -> None:
-    """A row of zeros has no scale, so its quotients are not numbers. Of 2^17 coordinates, two have a tie of random bits in the
-    mean: then the quotient's fraction would decide.
+    """Check a row of zeros, which has no scale, so that its quotients are not numbers. On average two of 2^17 coordinates
+    have a tie of random bits, which such a quotient's fraction would decide.
     """
     check(get_codec("dithered"), interpreted("dithered"), np.zeros(2**17, np.float32))
 
@@ -95,7 +95,7 @@ def test_a_value_that_is_not_finite_ends_the_sweep_before_its_row(spec: str, mak
 @pytest.mark.parametrize("make", [interpreted, by_numba])
 @pytest.mark.parametrize("scale", [0.0, 2.0**-149, 1.5, 3.4e38])
 def test_the_three_digits_of_terngrad_have_the_signs_of_their_products(make, scale: float) -> None:
-    """Include -0; bytes 0, 121 and 242 are five times the digits 0, 1 and 2."""
+    """Check the signs of decoded values, -0 included. Bytes 0, 121 and 242 are five times the digit 0, 1 or 2."""
     body = np.repeat(np.array([0, 121, 242], np.uint8), 512)
     body = np.concatenate([np.array([scale], np.float32).view(np.uint8), body])
     out = np.empty(3 * 2560, np.float32)

@@ -40,7 +40,9 @@ def test_the_golden_payload(name: str) -> None:
 @pytest.mark.sweep
 @pytest.mark.parametrize("spec", FORMS)
 def test_all_contract_inputs(spec: str) -> None:
-    """Without --long, a third of the forms: test_cupy_kernels.py runs the same text of every form, through the launcher."""
+    """Check a third of the forms, or all with --long. test_cupy_kernels.py runs the same text of every form, through the
+    launcher.
+    """
     check_all(spec, built(spec))
 
 

@@ -53,13 +53,17 @@ def test_a_file_that_no_driver_takes_is_compiled_anew(cupy: FakeCupy) -> None:
 
 
 def test_what_is_compiled_includes_nothing_from_files_but_on_a_processor() -> None:
-    """Check this because a file of kernels is identified by the text: changes of an included header would not be noticed."""
+    """Check that the text includes only host.h, for processors. A file of kernels is identified by its text: changes of an
+    included header would not be noticed.
+    """
     text = standalone(text_of(program(get_codec("qsgd"))))
     assert [line for line in text.splitlines() if line.startswith("#include")] == ['#include "host.h"']
 
 
 def test_denormals_are_not_flushed_by_an_option_of_cupys() -> None:
-    """Check that kernels reach RawModule compiled, since RawModule adds -ftz=true after the caller's options."""
+    """Check the options with which kernels are compiled. They reach RawModule compiled, since RawModule adds -ftz=true after
+    the caller's options.
+    """
     assert "--ftz=false" in OPTIONS and "--fmad=false" in OPTIONS
     assert {"--prec-div=true", "--prec-sqrt=true"} <= set(OPTIONS)
 

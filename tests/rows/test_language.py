@@ -186,7 +186,7 @@ def test_a_word_computes_what_numpy_does(word: str) -> None:
 
 
 def mixed(v: Value) -> Value:
-    """Combine all words, so that a change of any bit of any word shows."""
+    """Return a combination of all words of the language, in which a change of any bit of any word shows."""
     found = bits(v)
     for make, _ in WORDS.values():
         value = make(v)

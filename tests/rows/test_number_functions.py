@@ -1,4 +1,4 @@
-"""Functions of instructions in a generated module: what they take and compute, and that equal ones are written once."""
+"""Functions of instructions in a generated module: their arguments and results; equal functions are written once."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_equal_functions_are_written_once(spec: str) -> None:
 
 
 def test_coordinates_that_share_random_bits_call_one_function() -> None:
-    """A loop of dithered codes four coordinates at a time."""
+    """Check the loop of dithered, which codes four coordinates at a time."""
     loops = text_of(program(get_codec("dithered"))).split("for i in range(128):")[1:]
     called = [re.findall(r"= (f\d+)\(v\[", loop) for loop in loops]
     assert called[0][:4] == called[0][:1] * 4

@@ -104,7 +104,7 @@ print(module.answer(), module.__file__)
 
 
 def test_a_generated_module_that_somebody_changed_is_written_anew(tmp_path: Path) -> None:
-    """Check too that a file which existed before is not executed where others may write."""
+    """Check also that a file which existed before is not executed if others may write to its folder."""
 
     def answer() -> tuple[str, Path]:
         environment = {"PYTHONPATH": str(ROOT), "NUMBA_CACHE_DIR": str(tmp_path), "TMPDIR": str(tmp_path), "HOME": str(tmp_path)}

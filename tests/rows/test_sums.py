@@ -93,7 +93,7 @@ class Summed:
 
 
 def folded(sums: list[float]) -> float:
-    """Sum 512 numbers at a time, until one is left."""
+    """Return the sum of the numbers: 512 of them become one at a time, until one is left."""
     while len(sums) > 1:
         sums += [0.0] * (-len(sums) % 512)
         sums = [float(row_sum(np.array(sums[start : start + 512]))) for start in range(0, len(sums), 512)]
@@ -101,7 +101,7 @@ def folded(sums: list[float]) -> float:
 
 
 def summed(x: np.ndarray) -> float:
-    """Sum rows in float32 (rows beyond its range scaled by 2^-10), then trees in float64."""
+    """Return the sum of x: rows in float32, scaled by 2^-10 if they are beyond its range, then trees in float64."""
     rows = np.concatenate([x, np.zeros(-x.size % 512, np.float32)]).reshape(-1, 512)
     with np.errstate(all="ignore"):
         found = [float(row_sum(row)) for row in rows]
@@ -190,7 +190,7 @@ class Means(RowCodec):
 
 
 def test_a_codec_with_sums_takes_parts_beforehand(tmp_path: Path) -> None:
-    """Compare one sweep of error feedback with three steps; a part that is not finite leaves earlier data unchanged."""
+    """Compare error feedback in one sweep with its three steps. A part that is not finite leaves earlier data unchanged."""
     (tmp_path / "means.py").write_text(MEANS)
     codec = get_codec(load_codec(f"{tmp_path / 'means.py'}:Means"))
     for size in (1, 700, 30_001):

@@ -21,7 +21,9 @@ def fully_connected() -> list[torch.Tensor]:
 
 
 def test_costs_are_those_of_theory() -> None:
-    """At rank 2, n = 100 equal singular values give any basis the variance n^2 / 2 - n; a dominant value changes this."""
+    """Check costs at rank 2: with n = 100 equal singular values, any basis has the variance n^2 / 2 - n. A dominant value
+    changes this.
+    """
     rng = np.random.default_rng(1)
     flat = (np.linalg.qr(rng.standard_normal((300, 100)))[0]).astype(np.float32)
     found = atomo._costs(rng.standard_normal((300, 100)).astype(np.float32), flat, 2)

@@ -12,7 +12,7 @@ from studies.checkpoint import Options, figures, measure
 
 
 def test_the_hold_up_is_what_the_two_steps_around_a_checkpoint_take_more_than_two_usual_ones() -> None:
-    """Steps take 1 s; the checkpoint of step 8 adds .2 s to this step, and .1 s to each of the next three."""
+    """Check steps of 1 s: the checkpoint of step 8 adds .2 s to this step, and .1 s to each of the next three."""
     seconds = [5.0, 3.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.2, 1.1, 1.1, 1.1, 1.0, 1.0, 1.0]
     times = [0.0, *accumulate(seconds)]
     usual, [found] = figures(times, {8: (times[10] + 0.5, 777)})

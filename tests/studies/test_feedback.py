@@ -19,7 +19,7 @@ SIZE = 4096
 
 
 def test_a_step_adds_the_gradient_and_leaves_the_residual() -> None:
-    """Compute top-k by hand: everything stays in the sum except the largest entries."""
+    """Compare with top-k by hand: everything stays in the residual except the largest entries."""
     gradient = gaussian(SIZE).flat
     steps = _Steps("topk:ratio=0.25", Rotation(gradient, 0), SIZE)
     expected = np.zeros(SIZE, np.float32)
@@ -31,8 +31,9 @@ def test_a_step_adds_the_gradient_and_leaves_the_residual() -> None:
 
 
 def test_all_codecs_are_used_in_their_contractive_forms() -> None:
-    """In this form a codec leaves a residual that is smaller than its input. That of qsgd with one level would otherwise grow
-    without bound."""
+    """Check that every codec leaves a residual smaller than its input. The residual of the plain qsgd with one level would
+    grow without bound.
+    """
     gradient = gaussian(SIZE).flat
     for spec in (*CODECS, "qsgd:levels=1"):
         steps = _Steps(spec, Rotation(gradient, 0), SIZE)

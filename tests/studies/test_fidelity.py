@@ -44,7 +44,7 @@ def test_entropy_and_error_of_a_quantiser_are_those_of_quadrature() -> None:
 
 
 def test_scalar_quantisers_are_a_quarter_of_a_bit_above_the_limit_at_high_rates() -> None:
-    """The limit is log2(2 pi e / 12) / 2 = .2546, approached from below."""
+    """Check that the distance from the limit rises with the rate, up to log2(2 pi e / 12) / 2 = .2546 bit."""
     bits = np.array([0.5, 1, 3])
     over = bits + 0.5 * np.log2(scalar_quantiser(bits))
     assert over[2] == pytest.approx(0.5 * np.log2(2 * np.pi * np.e / 12), abs=1e-3)

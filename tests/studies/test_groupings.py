@@ -1,4 +1,6 @@
-"""Ways to group the tensors of a model whose costs are made up: which there are, and that their steps are those of job_step."""
+"""Ways to group the tensors of a model whose costs are made up: the list of ways, and their steps, which are those of
+job_step.
+"""
 
 from __future__ import annotations
 

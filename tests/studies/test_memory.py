@@ -13,7 +13,9 @@ pytestmark = [pytest.mark.serial, pytest.mark.skipif(peak_memory() is None, reas
 
 @pytest.mark.long
 def test_four_workers_add_their_coded_gradients_and_no_copy_of_the_model(forks: None) -> None:
-    """A worker's coded gradient (.16 of the model) is in flight at most twice: being received, and waiting to be added."""
+    """Check that the master's memory grows only by coded gradients (.16 of the model each), at most two per worker: one
+    being received, and one that waits to be added.
+    """
     pytest.importorskip("mpi4py")
     result = run(STUDY, Options(workers=(1, 4), scheme=("nuqsgd",)))
     one, four = (row for row in result["rows"] if row["role"] == "master")

@@ -18,7 +18,7 @@ RATE = 1.0
 
 
 def entropies_of_a_value(levels: int, step: float, noise: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return H(bit l | bits below) by summation, and the same given x by quadrature, in bits."""
+    """Return the entropy of each bit given the bits below it, in bits: by summation, and the same given x by quadrature."""
     k = np.arange(2**levels)
     points = (k - (k.size - 1) / 2) * step
     p = np.exp(-(points**2) / (2 * (1 - noise)))
@@ -38,7 +38,9 @@ def entropies_of_a_value(levels: int, step: float, noise: float) -> tuple[np.nda
 
 
 def test_the_entropies_of_all_bits_add_up_to_those_of_the_values() -> None:
-    """By the chain rule, as the transform is one to one. 1024 blocks of 64: sums scatter by .5 %, and f loses as much."""
+    """Check this by the chain rule, since the transform is one to one. Over 1024 blocks of 64, sums scatter by .5 %, and the
+    approximation f loses as much.
+    """
     channel = CHANNELS[RATE]
     found = entropies(channel, 6, 32, seed=3).mean(axis=2)
     priors, posts = entropies_of_a_value(*channel)

@@ -13,7 +13,9 @@ from studies.polar_stages import STUDY, Bench, Stages
 
 @pytest.mark.parametrize("rate", [0.5, 1.0, 3.0])
 def test_what_the_stages_read_has_the_error_of_the_codec(rate: float) -> None:
-    """Compare after the best factor, which the codec finds itself. Different random words change either error by one per cent."""
+    """Compare the errors after scaling by the best factor, which the codec finds itself. Different random words change
+    either error by one per cent.
+    """
     bench, out = Bench(rate, 10), np.empty(32 << 10, np.float32)
     stages = Stages()
     bench.decode(stages, *bench.encode(stages), out)

@@ -13,7 +13,9 @@ from studies.rounds import STUDY, Options, measure
 
 @pytest.mark.parametrize("rule", ["bsp", "kofn", "ssp", "asp"])
 def test_a_played_job_goes_on_under_every_rule(rule: str) -> None:
-    """With five workers and two groups, at most ten frames are computed on a version, and under bsp exactly ten."""
+    """Check the number of versions: with five workers and two groups, at most ten frames are computed on a version, and
+    under bsp exactly ten.
+    """
     [row] = measure(Options(workers=(5,), consistency=(rule,), groups=2, frames=400, repeats=2)).rows
     assert row["versions"] == 40 if rule == "bsp" else row["versions"] >= 40
     assert 0 < row["offer"]["low"] <= row["offer"]["median"] <= row["offer"]["high"]

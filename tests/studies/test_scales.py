@@ -14,7 +14,8 @@ from studies.scales import STUDY, Options, measure
 
 
 def test_a_fused_scale_leaves_what_theory_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """For Gaussians of scale 1 and k, 1 - 2/pi is left per tensor, and 1 - (2/pi) ((1 + k) / 2)^2 / ((1 + k^2) / 2) fused.
+    """Check Gaussians of scale 1 and k: one scale per tensor leaves 1 - 2/pi, and a fused scale 1 - (2/pi) ((1 + k) / 2)^2 /
+    ((1 + k^2) / 2).
 
     With 2 x 2^16 values, both scatter by about .002; the tolerance .02 is ten times larger.
     """

@@ -10,10 +10,10 @@ from studies.sketchml import STUDY, key_bits, largest, original_nbytes, sparse
 
 
 def test_the_originals_bytes_of_sixteen_values_counted_by_hand() -> None:
-    """Use eight values per sign, in one group each: 256 bins of two floats, no cells (.3 of a value rounds to none), two length
-    bits.
+    """Check eight values per sign, each in a group of its own: 256 bins of two floats, no cells (.3 of a value rounds to
+    none), two length bits.
 
-    Gaps are the keys themselves: 100 takes one byte, 300 two, 70 000 three.
+    The gaps are the keys themselves: 100 takes one byte, 300 two, 70 000 three.
     """
     x = np.zeros(100_000, np.float32)
     x[np.arange(100, 108)] = -np.arange(1, 9)

@@ -1,4 +1,6 @@
-"""A snapshot of a model: tensors that passes have changed are as before, and those that they have not changed are not written."""
+"""A snapshot of a model: tensors that passes have changed get their earlier values back, and unchanged tensors are not
+written.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from psnode.tasks.model_tensors import ModelSnapshot
 
 
 def test_a_graph_from_before_a_snapshot_can_still_be_used_after_it() -> None:
-    """torch refuses a backward pass through weights that were written since, even with the same values."""
+    """Check that unchanged weights are not written: torch refuses a backward pass through weights that were written since,
+    even with the same values.
+    """
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
     model.register_buffer("passes", torch.zeros(2))
     loss = model(torch.arange(15.0).view(5, 3).sin()).square().mean()

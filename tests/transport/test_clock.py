@@ -68,7 +68,9 @@ def test_behind_the_deadline_what_came_in_is_still_waited_for() -> None:
 
 
 def test_a_process_that_was_stopped_does_not_find_its_deadline_over() -> None:
-    """A process stops itself with SIGSTOP for longer than its deadline, .3 s after its wait began; the deadline must not pass."""
+    """Check a process that stops itself with SIGSTOP for longer than its deadline, .3 s after its wait began; the deadline
+    must not pass.
+    """
     program = """
 import os, queue, signal, time
 from psnode.transport.clock import Clock

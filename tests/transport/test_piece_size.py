@@ -1,4 +1,4 @@
-"""Pieces of large messages: their size follows the rate at which they leave, their number the round trip."""
+"""Pieces of large messages: their size follows from the rate at which they leave, and their number from the round trip."""
 
 from __future__ import annotations
 

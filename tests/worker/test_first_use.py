@@ -31,7 +31,7 @@ class Recorder:
 
 
 def flat(model: nn.Module) -> tuple[torch.Tensor, dict[str, tuple[int, int]]]:
-    """Turn the parameters of `model` into views of one vector; return the vector and the place of each parameter."""
+    """Turn the parameters of `model` into views of one vector; return the vector and the position of each parameter."""
     vector = torch.randn(sum(parameter.numel() for parameter in model.parameters()))
     found, start = {}, 0
     for name, parameter in model.named_parameters():
@@ -57,7 +57,7 @@ def test_layers_are_asked_for_in_the_order_of_the_forward_pass() -> None:
 
 
 def test_weights_used_without_a_call_of_their_module_are_noticed() -> None:
-    """MultiheadAttention never calls its out_proj, and an LSTM passes its weights together."""
+    """Check MultiheadAttention, which never calls its out_proj, and an LSTM, which passes its weights together."""
     x = torch.ones(4, 2, 8)
     for model, inputs in ((nn.MultiheadAttention(8, 2), (x, x, x)), (nn.LSTM(8, 3), (x,))):
         asked, where = first_uses(model, *inputs)
@@ -133,7 +133,7 @@ def scripted_function() -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore:.*TypedStorage", "ignore:.*torch.jit.script")
 @pytest.mark.parametrize("use", USES)
 def test_a_weight_is_waited_for_however_it_is_used(use: str) -> None:
-    """The weight is used outside the module that owns it, so that no call of this module shows the use."""
+    """Check uses of the weight outside the module that owns it, which no call of this module shows."""
     model = nn.Linear(4, 4)
     vector, where = flat(model)
     recorder = Recorder()
@@ -154,7 +154,7 @@ def test_cuda_kernels_of_others_ask_for_the_array_interface() -> None:
 
 
 def test_the_call_of_a_module_waits_for_what_it_owns() -> None:
-    """This includes weights that only a custom kernel reads."""
+    """Check this also for weights that only a custom kernel reads."""
 
     class Opaque(nn.Module):
         def __init__(self) -> None:
@@ -170,7 +170,7 @@ def test_the_call_of_a_module_waits_for_what_it_owns() -> None:
 
 @pytest.mark.parametrize("use", [lambda model: model(torch.ones(2, 4)), lambda model: model.weight.data_ptr()])
 def test_what_puts_weights_in_place_does_not_wait_for_them(use: Callable[[nn.Linear], object]) -> None:
-    """On a GPU, operators of torch copy an arrived group to the vector."""
+    """Check that torch's operators which copy an arrived group to the vector, as on a GPU, do not wait for its weights."""
     model = nn.Linear(4, 4)
     vector, where = flat(model)
 
@@ -200,7 +200,9 @@ def test_nothing_is_asked_for_when_all_is_there_or_outside() -> None:
 
 
 def test_compiled_code_runs_operator_by_operator_under_the_watch() -> None:
-    """Compiled code is found before the first step; if it is added later, its uses are still noticed."""
+    """Check this for code that is compiled later: it is found before the first step, and if it is added afterwards, its uses
+    are still noticed.
+    """
     model = nn.Linear(4, 4)
     vector, where = flat(model)
     compiled = torch.compile(scripted, backend="eager")
@@ -299,7 +301,7 @@ class Functions(TorchFunctionMode):
 
 @pytest.mark.parametrize("kind", [Operators, Functions])
 def test_modes_are_left_in_the_order_in_which_they_were_entered(kind: Callable[[], Any]) -> None:
-    """The model's own mode, entered after psnode's modes, is left before them."""
+    """Check a model that enters its own mode after psnode's modes: this mode is left before them."""
     model = nn.Linear(3, 3)
     vector, _ = flat(model)
     with FirstUse(model, AtOnce(), vector):
@@ -394,7 +396,9 @@ SHELTERS: dict[str, Callable[[nn.Module, Callable[[], Any]], object]] = {
 
 @pytest.mark.parametrize("shelter", SHELTERS)
 def test_torch_is_as_before_wherever_the_last_weight_comes(shelter: str) -> None:
-    """Functions that restore modes or keys when they return find the earlier modes, and no mode is left at the end."""
+    """Check torch's modes: functions that restore modes or keys when they return find the earlier ones, and no mode is left
+    at the end.
+    """
     keys = str(torch._C._dispatch_tls_local_include_set())
     flag = torch.utils._python_dispatch._is_in_torch_dispatch_mode
     model = nn.Linear(3, 3)

@@ -54,7 +54,7 @@ class Batches:
 
 
 class Source(Given):
-    """The gradient of a round. `cleared`: how often the loop has reported that it was sent."""
+    """The gradient of a round. `cleared`: the number of times that the loop has reported that it was sent."""
 
     cleared = 0
 
@@ -194,7 +194,9 @@ def test_a_round_of_two_steps_sends_one_gradient_and_one_report(made: list[Groun
 
 
 def test_a_gradient_has_the_learning_rate_of_its_rounds_first_step(made: list[Ground]) -> None:
-    """The schedule counts from 0; a memory without a recorded unit is rescaled from the rate of the previous round."""
+    """Check the rates of a gradient and of its memory. The schedule counts from 0; a memory without a recorded unit is
+    rescaled from the previous round's rate.
+    """
     made.append(ground := Ground(steps=3, last_step=6))
     steps, weights = ground.worker.steps(), np.zeros(ground.plan.size, np.float32)
     passes = next(steps)

@@ -293,7 +293,7 @@ def test_a_loss_that_is_not_finite_is_told_with_rank_and_step(tmp_path: Path) ->
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_weighed_steps_are_those_of_plain_sgd_on_the_joined_examples(tmp_path: Path, count: int) -> None:
-    """In each batch only the first n examples count, with a different n."""
+    """Check batches in which only the first n examples count, with a different n in each."""
     counts, plain, model, steps = [4, 1, 3, 2, 1, 4], Net(), Net(), 6 // count
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
     losses = []
@@ -319,7 +319,7 @@ def test_weighed_steps_are_those_of_plain_sgd_on_the_joined_examples(tmp_path: P
 
 
 def test_a_backward_pass_without_weights_accumulates_by_itself(tmp_path: Path) -> None:
-    """s.backward(loss) equals (loss / batches_per_step).backward()."""
+    """Check that s.backward(loss) equals (loss / batches_per_step).backward()."""
     found = []
     for own in (True, False):
         model = Net()

@@ -26,7 +26,7 @@ ME, PARENT, HEIRS = 3, 1, (7,)
 
 
 class Wire:
-    """A transport of rank 3 that keeps what is sent; the test says when it has left."""
+    """A transport of rank 3 that keeps the messages that are sent; the test says when they have left."""
 
     def __init__(self) -> None:
         self.rank, self.inboxes = ME, Inboxes()

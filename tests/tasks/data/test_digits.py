@@ -83,7 +83,7 @@ def test_a_split_takes_what_the_largest_remainders_leave():
 
 
 def test_the_pixels_are_those_of_every_run_so_far():
-    """Compare SHA-256: some sums are ties of rounding, so that another order of the four summands would change pixels."""
+    """Compare SHA-256: some sums are ties of rounding, so another order of the four summands would change pixels."""
     digest = hashlib.sha256(resize(originals()[0]).tobytes()).hexdigest()
     assert digest == "5a25f17551b104561d01b8c4bbf5ddb5024d784e02ede9a39ed907b2584ca2f5"
 

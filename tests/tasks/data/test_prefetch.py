@@ -30,7 +30,7 @@ class Recording:
 
 
 def settled(data: Recording, least: int) -> int:
-    """Return the number of calls shortly after there are `least`; on a slow machine an excess call may go unnoticed."""
+    """Return the number of calls shortly after it has reached `least`; on a slow machine an excess call may go unnoticed."""
     end = time.monotonic() + 60
     while data.calls < least and time.monotonic() < end:
         time.sleep(0.01)
