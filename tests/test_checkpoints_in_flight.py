@@ -89,8 +89,8 @@ def test_every_checkpoint_holds_its_version_whatever_room_there_is_for_copies(
 def test_steps_go_on_while_a_checkpoint_is_written_and_it_holds_its_version(
     tmp_path: Path, undisturbed: dict[int, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Check this by delaying the writers of version 4 until step 6 is being computed; checkpoints of versions 2 and 6 do not
-    exist then.
+    """Check that steps continue while a checkpoint is written, and that it holds its version. The writers of version 4 wait
+    until step 6 is being computed; checkpoints of versions 2 and 6 do not exist then.
     """
     task, own = Noted(), Snapshot.read
 

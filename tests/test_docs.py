@@ -191,7 +191,7 @@ def test_every_block_of_python_in_docs_has_a_test_that_runs_it() -> None:
 
 
 def test_every_page_has_a_place_in_the_navigation() -> None:
-    """Check this without the programs that build the site, which also refuse a missing page."""
+    """Check that the navigation lists every page, without the programs that build the site, which also refuse a missing page."""
     _, _, navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")
     found = {str(page.relative_to(ROOT / "docs")) for page in PAGES if page.is_relative_to(ROOT / "docs")}
     listed = set(re.findall(r"^ +- (?:.*: )?(\S+\.md)$", navigation, re.M))

@@ -141,8 +141,8 @@ def resumed_from(train_dir: Path, step: int, **settings: Any) -> None:
 
 
 def test_a_branch_that_was_left_is_forgotten_and_the_new_one_measured(train_dir: Path) -> None:
-    """Check this by writing steps 8 and 12 again with other weights. Step 14 of the old branch remains, and no file name
-    shows that it is outdated.
+    """Check that the evaluator forgets a left branch. Steps 8 and 12 are written again with other weights; the old step 14
+    remains, and no file name shows that it is outdated.
     """
     assert follow(train_dir, interval=0.01) == 0
     before = {record["step"]: record["loss"] for record in evaluations(train_dir)}

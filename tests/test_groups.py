@@ -9,7 +9,7 @@ import pytest
 
 @pytest.mark.serial
 def test_a_serial_test_is_in_the_group_of_serial_tests(request: pytest.FixtureRequest) -> None:
-    """Check this because pytest 9.2 silently lost pytest-xdist's groups, so that jobs ran two at a time."""
+    """Check the group of a serial test: pytest 9.2 silently lost pytest-xdist's groups, so that jobs ran two at a time."""
     if "PYTEST_XDIST_WORKER" not in os.environ:
         pytest.skip("one process runs all tests")
     assert request.node.nodeid.endswith("@serial")

@@ -123,7 +123,7 @@ def test_every_module_has_its_place() -> None:
 
 
 def test_the_package_does_not_know_the_studies() -> None:
-    """Check this because studies are not part of the wheel."""
+    """Check that psnode imports no study, since studies are not part of the wheel."""
     assert [shown(found) for found in IMPORTS if found.module.split(".")[0] == "studies"] == []
 
 
@@ -279,7 +279,7 @@ DEVICE = PACKAGE / "codecs" / "device"
 
 
 def test_no_codec_knows_devices() -> None:
-    """Check this because psnode.codecs.device imports torch and CuPy, which would delay encoding on a processor."""
+    """Check that no codec imports psnode.codecs.device, which imports torch and CuPy and would delay encoding on a processor."""
     codecs = [found for found in OWN if part_of(found.path) == "codecs" and DEVICE not in found.path.parents]
     assert [shown(found) for found in codecs if found.module.startswith("psnode.codecs.device")] == []
 

@@ -89,7 +89,9 @@ def test_a_draw_is_the_seeds_and_begins_like_a_smaller_one() -> None:
 def test_what_tests_notice_is_killed_and_what_is_known_is_not_run_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Check this on a tree whose tests cover only the mean."""
+    """Check that mutants which the tests notice are killed, and that known results are not computed again. The tests of this
+    tree cover only the mean.
+    """
     tree, results = tmp_path / "tree", tmp_path / "results.jsonl"
     for name, content in {
         "psnode/__init__.py": "",

@@ -144,7 +144,9 @@ def step(found: Parameters, number: int, rate: float = LR, without: str = "") ->
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_updates_are_torchs_to_the_bit_under_every_plan_and_behind_a_checkpoint(kind: str) -> None:
-    """Check this also with a halved learning rate: torch's schedulers halve the rate of every parameter group."""
+    """Check that updates equal torch's under every plan and after a checkpoint, also with a halved learning rate: torch's
+    schedulers halve the rate of every parameter group.
+    """
     torch.manual_seed(SEED)
     theirs = net(1100)
     optimizers, named = torchs(kind, theirs), dict(theirs.named_parameters())

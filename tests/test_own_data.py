@@ -98,7 +98,9 @@ def test_weights_are_those_of_plain_torch_on_the_dealt_examples(tmp_path: Path) 
 
 @pytest.mark.serial
 def test_a_resumed_run_and_one_with_processes_are_the_same_to_the_bit(tmp_path: Path) -> None:
-    """Check this with noise of the data and dropout of the model."""
+    """Check that a resumed run and a run with data processes equal an undisturbed run, with noise of the data and dropout of
+    the model.
+    """
     whole = trained(tmp_path / "whole", Trains(Points(0.3)))
     trained(tmp_path / "parts", Trains(Points(0.3)), max_steps=3)
     parts = trained(tmp_path / "parts", Trains(Points(0.3)), resume=True)

@@ -56,7 +56,9 @@ def test_weights_are_those_of_torch_with_the_same_function(tmp_path: Path) -> No
 
 
 def test_a_coded_run_is_the_same_to_the_bit_where_it_is_resumed(tmp_path: Path) -> None:
-    """Check this with memories in units of weights, for which workers need the same learning rates as the master."""
+    """Check that a resumed run is equal bit for bit if memories are in units of weights, for which workers need the same
+    learning rates as the master.
+    """
     settings = {"scheme": "topk:ratio=0.1", "min_compress_bytes": 0, "lr": 0.05}
     whole = trained(tmp_path / "whole", Paced(), **settings)
     parts = trained(tmp_path / "parts", Paced(), eval_freq=4, **settings)

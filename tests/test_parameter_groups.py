@@ -136,7 +136,9 @@ def test_updates_are_torchs_whatever_travels_together(kind: str, plan: str) -> N
 
 @pytest.mark.parametrize("kind", SETTINGS)
 def test_a_run_with_groups_ends_with_torchs_weights(kind: str, tmp_path: Path) -> None:
-    """Check this with a schedule that multiplies the learning rates of all groups, as torch's schedulers do."""
+    """Check that a run with parameter groups ends with torch's weights under a schedule that multiplies the learning rates
+    of all groups, as torch's schedulers do.
+    """
     settings = SETTINGS[kind]
     task = Grouped(lambda model: by_kind(model, settings))
     found = trained(tmp_path, task, lr_schedule="shrink", lr_shrinkage=0.9, **settings)
@@ -161,7 +163,9 @@ def test_no_decay_spares_norms_and_biases(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["nesterov", "adamw"])
 def test_a_coded_run_with_groups_is_the_same_to_the_bit_where_it_is_resumed(kind: str, tmp_path: Path) -> None:
-    """Check this with error feedback, whose memories are in units of weights."""
+    """Check that a resumed run with parameter groups is equal bit for bit under error feedback, whose memories are in units
+    of weights.
+    """
     settings: dict[str, Any] = SETTINGS[kind] | {"scheme": "topk:ratio=0.1", "min_compress_bytes": 0, "lr": 0.02}
     task = Grouped(lambda model: by_kind(model, settings))
     whole = trained(tmp_path / "whole", task, **settings)

@@ -134,7 +134,7 @@ def test_a_resumed_run_ends_as_the_unbroken_one(tmp_path: Path, scheme: str, fee
 @pytest.mark.long
 @pytest.mark.parametrize("scheme", ["lss:refit=4", "topk:ratio=0.2+lss:refit=4,rate=1+ans"])
 def test_a_resumed_run_goes_on_with_the_codebooks_it_had(tmp_path: Path, scheme: str) -> None:
-    """Check this for runs that stop one step and three steps after the codebooks were fitted."""
+    """Check that a resumed run continues with its codebooks, if it was stopped one step or three steps after they were fitted."""
     changed: dict[str, Any] = {"scheme": "topk", "codec": scheme, "feedback": "ef"}
     run(config(tmp_path / "whole", **changed))
     run(config(tmp_path / "parts", **changed, max_steps=6))

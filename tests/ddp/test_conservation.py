@@ -32,8 +32,8 @@ def edges(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 @pytest.mark.long
 @pytest.mark.parametrize(("ranks", "steps"), [(2, 16), (3, 15)])
 def test_what_is_applied_and_kept_adds_up_to_what_was_given_for_all_codecs(ranks: int, steps: int) -> None:
-    """Check this while unused parameters, skipped steps, a loss scale, two backward passes and no_sync alternate, also in a
-    group of some ranks.
+    """Check that applied updates plus memories equal the gradients, for all codecs, while unused parameters, skipped steps,
+    a loss scale, two backward passes and no_sync alternate, also in a group of some ranks.
     """
     command = [FORKING.python(), "-m", "studies.hook_conservation", "--case", "mixed"]
     command += ["--ranks", str(ranks), "--steps", str(steps)]

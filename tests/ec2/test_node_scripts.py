@@ -153,8 +153,8 @@ def test_a_number_that_another_process_has_now_is_left_alone(node: Path) -> None
 
 @pytest.mark.parametrize("linked", [False, True])
 def test_the_newest_checkpoint_is_found_where_the_work_lies(tmp_path: Path, linked: bool) -> None:
-    """Check this if remote_dir is a folder outside the home directory, or a link to such a folder, as for a larger disk of
-    the node.
+    """Check that the newest checkpoint is found if remote_dir is a folder outside the home directory, or a link to one, as
+    for a larger disk of the node.
     """
     home, disk = tmp_path / "home", tmp_path / "disk"
     home.mkdir()

@@ -241,7 +241,9 @@ def test_ssh_takes_paths_with_spaces_and_signs_as_they_are(tmp_path: Path) -> No
 
 
 def test_the_host_keys_of_many_nodes_reach_the_master(nodes: Any, tmp_path: Path) -> None:
-    """Check this for three keys of each of 256 nodes, which are longer than one argument of a command line can be."""
+    """Check that the host keys of 256 nodes reach the master: three keys for each are longer than one argument of a command
+    line can be.
+    """
     lengths = {"ssh-rsa": 372, "ecdsa-sha2-nistp256": 140, "ssh-ed25519": 68}
     known = "".join(f"172.31.0.{n} {kind} {'A' * length}\n" for n in range(256) for kind, length in lengths.items())
     assert len(known) > 131072

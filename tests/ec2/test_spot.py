@@ -231,7 +231,9 @@ def test_what_a_refused_half_started_is_ended_even_if_ec2_does_not_show_it_yet(
 def test_what_another_launch_has_started_meanwhile_outlives_the_failure_of_this_one(
     ec2: Callable[..., Any], aws: Any, api: Any, config: Path
 ) -> None:
-    """Check this with a second terminal that starts a node between the first terminal's launches of workers and master."""
+    """Check that a launch that fails does not end a node that a second terminal has started between the launches of workers
+    and master.
+    """
     aws.refuse("RunInstances", *NO_ROOM, times=9, applies=lambda form: form["MinCount"] == "1" and not theirs.get("asks"))
     theirs: dict[str, Any] = {}
 

@@ -235,7 +235,7 @@ def test_state_of_another_run_is_refused_in_one_line(tmp_path: Path, changed: di
 
 
 def test_a_tensor_that_is_cut_over_segments_of_which_one_is_whole_has_one_entry() -> None:
-    """Check this with a plan in which one of the two segments of a tensor is sent uncoded."""
+    """Check that a tensor has one entry among the memories if it is cut into two segments, one of which is sent uncoded."""
     tensors = (Tensor("w", (100, 100)),)
     plan = Plan.from_dict(
         {"tensors": [["w", [100, 100]]], "groups": [[["topk:ratio=0.01", 0, [4096]]], [["identity", 4096, [5904]]]]}

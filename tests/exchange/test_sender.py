@@ -71,8 +71,8 @@ def received(master: FrameChannel) -> tuple[Kind, bytes]:
 def test_a_gradient_that_is_not_finite_changes_no_memory(
     place: int, given: Given, ends: tuple[FrameChannel, FrameChannel], sender: GradientSender
 ) -> None:
-    """Check this for a value in the first segment, in the second part of the second segment, and in the segment that is sent
-    uncoded.
+    """Check that memories stay unchanged if a value is infinite: in the first segment, in the second part of the second
+    segment, or in the segment that is sent uncoded.
     """
     step(sender, 1)
     assert received(ends[0])[0] is Kind.GRADIENT

@@ -77,7 +77,9 @@ def test_a_job_that_loses_a_worker_goes_on_as_a_central_one_does(launched: Launc
 
 @pytest.mark.long
 def test_a_worker_that_dies_while_it_sends_leaves_equal_weights(launched: Launched) -> None:
-    """Check this if only some groups of the last gradient have left, and these only to some of the other workers."""
+    """Check that all workers end with equal weights if only some groups of the dying worker's last gradient have left, and
+    these only to some of the others.
+    """
     job = launched(4, *COPIED, "--max-steps", "25", *dying.flags(2, 12))
     code, out = job.end()
     assert code == 0, out

@@ -123,7 +123,9 @@ class Flipped(Classification):
 
 
 def test_a_flipped_bit_in_a_workers_weights_is_found_and_its_rank_named(tmp_path: Path) -> None:
-    """Check this if one of 431 080 weights differs in its last bit, which changes on the downlink never repair."""
+    """Check that a flipped bit is found and its rank named. One of 431 080 weights differs in its last bit, which changes on
+    the downlink never repair.
+    """
     with pytest.raises(DivergedError, match=r"rank 2 computed step 7 .* version 6") as caught:
         run(config(tmp_path, hash_every=3, downlink="bf16", max_steps=12), Flipped())
     assert caught.value.exit_code == 4

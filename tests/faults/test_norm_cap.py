@@ -86,7 +86,7 @@ def test_nothing_of_a_refused_gradient_is_in_the_weights(tmp_path: Path) -> None
 
 
 def test_without_a_cap_a_sum_that_is_not_finite_is_not_applied(tmp_path: Path) -> None:
-    """Check this for the sum of two finite gradients of 3e38, which is infinite."""
+    """Check that the sum of two finite gradients of 3e38, which is infinite, is not applied."""
     config = dense(tmp_path / "run", local=2, norm_cap=0.0)
     assert train(config, 2, liar=(1, 2), lie=decoded(one_large), step=3, most=1) == 0
     found = [event for event in events(tmp_path / "run") if event["event"] == "not applied"]

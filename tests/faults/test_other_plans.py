@@ -190,7 +190,7 @@ OLD: dict[str, dict[str, Any]] = {
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", OLD)
 def test_a_checkpoint_of_layout_1_goes_on_bit_for_bit(tmp_path: Path, name: str) -> None:
-    """Check this with groups that cut tensors."""
+    """Check that a run continues bit for bit from a checkpoint of layout 1, with groups that cut tensors."""
     changed = {"norm_cap": 0.0, **OLD[name], **CUT}
     run(config(tmp_path / "whole", max_steps=6, **changed))
     run(config(tmp_path / "parts", max_steps=3, **changed))

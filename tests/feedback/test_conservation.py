@@ -191,8 +191,8 @@ CLIPPED = [
 
 @pytest.mark.parametrize(("scheme", "feedback"), CLIPPED)
 def test_what_is_clipped_away_is_remembered(tmp_path: Path, scheme: str, feedback: str) -> None:
-    """Check this with four gradients of different norms, two of which are scaled down per round. The uncoded bias has a
-    memory too.
+    """Check that the part of a gradient that clipping removes stays in the memory. Two of four gradients are scaled down per
+    round; the uncoded bias has a memory too.
     """
     found = outcome(tmp_path, scheme, feedback, 4, aggregator="mean:clip=median")
     if get_feedback(feedback).gathering is not None:

@@ -180,7 +180,7 @@ def test_a_host_that_hangs_is_given_up(examine: Any, network: Network) -> None:
 
 
 def test_ports_that_are_shut_between_hosts_stop_a_job(examine: Any) -> None:
-    """Check this with a host whose processes run in a network namespace that only ssh can enter."""
+    """Check that closed ports are reported, with a host whose processes run in a network namespace that only ssh can enter."""
     if subprocess.run(["unshare", "--net", "true"], capture_output=True).returncode != 0:
         pytest.skip("this system makes no network namespaces")
     report, code = examine(MASTER, SHUT)

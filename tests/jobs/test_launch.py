@@ -565,7 +565,9 @@ def test_a_rank_that_leaves_with_0_amid_a_session_ends_the_job_with_1(tmp_path: 
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="mounting needs root and unshare")
 def test_ranks_of_a_host_with_little_shared_memory_reach_each_other_all_the_same(tmp_path: Path) -> None:
-    """Check this with a container's /dev/shm of 1 MB, although Open MPI wants 17 MB per rank."""
+    """Check that ranks exchange messages on a host with a container's /dev/shm of 1 MB, although Open MPI wants 17 MB per
+    rank.
+    """
     program = tmp_path / "program.py"
     program.write_text("from mpi4py import MPI\nprint('sum', MPI.COMM_WORLD.allreduce(1))\n")
     inside = 'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$@"'

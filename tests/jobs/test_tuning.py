@@ -385,8 +385,8 @@ class Killer:
 @pytest.mark.long
 @pytest.mark.serial
 def test_a_sweep_that_is_killed_goes_on_where_it_was_and_ends_as_a_training_without_a_kill(tmp_path: Path) -> None:
-    """Check this with a logger of the first trial that kills the command with SIGKILL; the job then stops by itself, with a
-    checkpoint.
+    """Check that a killed sweep continues, and ends as one without a kill. A logger of the first trial kills the command
+    with SIGKILL; the job then stops by itself, with a checkpoint.
     """
     (tmp_path / "killer.py").write_text(KILLER)
     job = [*(word for word in JOB if word != "--quiet"), "--eval-freq", "0", "--scheme", "dense"]

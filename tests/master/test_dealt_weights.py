@@ -289,7 +289,7 @@ def test_one_server_is_the_master(tmp_path: Path) -> None:
 
 
 def test_roots_get_the_weights_that_rank_0_has_and_they_have_not(tmp_path: Path) -> None:
-    """Check this for a new run from given weights, which differ from those of the seed."""
+    """Check that roots get rank 0's weights in a new run that begins with given weights instead of those of the seed."""
     first = trained(tmp_path / "first", 3, CENTRAL, {"scheme": "qsgd"})
     from_file = {"scheme": "qsgd", "init_from": str(first.path / checkpoint.MODEL)}
     one, *others = (trained(tmp_path / each, 3, each, from_file) for each in (CENTRAL, DEALT, SHARED, SERVED))

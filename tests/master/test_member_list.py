@@ -47,7 +47,9 @@ def test_groups_of_its_last_step_that_were_not_taken_are_named() -> None:
 
 
 def test_a_step_that_it_took_while_it_was_aside_is_its_last() -> None:
-    """Check this under rules that accept stale gradients: the suspended worker's step is unknown until it sends a message."""
+    """Check that the step which a suspended worker takes is its last one. Under rules that accept stale gradients, it is
+    unknown until the worker sends a message.
+    """
     members = Members([1, 2], Clock())
     members.remove(2)
     members.suspend(2, {0: 7, 1: 3}, 0)

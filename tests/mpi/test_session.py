@@ -251,7 +251,9 @@ def test_a_mistake_behind_the_last_step_shows_its_traceback_of_a_run_that_is_com
 def test_a_loop_that_does_wrong_after_steps_ends_the_job_in_one_line_after_a_checkpoint(
     how: str, told: str, mpirun: Any, tmp_path: Path
 ) -> None:
-    """Check this although --min-workers would allow the job to continue without this worker."""
+    """Check that a wrong loop ends the job in one line after a checkpoint, although --min-workers would allow the job to
+    continue without this worker.
+    """
     plan = {"settings": {**DENSE, "max_steps": 500, "eval_freq": 0, "min_workers": 1}, how: [1, 3]}
     job = mpirun(3, [PROGRAM, tmp_path, json.dumps(plan)])
     assert job.code == 2, job

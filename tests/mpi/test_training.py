@@ -236,7 +236,9 @@ def test_a_task_of_ones_own_runs_from_python(mpirun: Any, tmp_path: Path) -> Non
 @pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="hiding a directory from a rank needs root")
 def test_workers_that_do_not_see_the_directory_send_their_state(mpirun: Any, tmp_path: Path) -> None:
-    """Check this with worker 2 in its own mount namespace, in which the run's parent directory is empty."""
+    """Check that worker 2 sends its state if it does not see the run's directory: in its own mount namespace, the parent
+    directory is empty.
+    """
     (tmp_path / "hidden").mkdir()
     wrapper = tmp_path / "wrapper.py"
     wrapper.write_text(

@@ -60,7 +60,7 @@ def test_one_that_is_being_read_stays_until_it_is_not(tmp_path: Path) -> None:
 
 
 def test_one_that_is_being_read_stays_also_when_its_verdict_is_written_meanwhile(tmp_path: Path) -> None:
-    """Check this although the verdict replaces the manifest by another file."""
+    """Check that a checkpoint stays while it is read, although its verdict replaces the manifest by another file."""
     published(tmp_path, range(1, 5))
     first = checkpoint.complete(tmp_path)[0]
     with reading(first):

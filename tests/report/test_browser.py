@@ -112,7 +112,7 @@ def test_a_hostile_run_runs_nothing_and_asks_for_nothing(browse: Callable[..., S
 
 
 def test_a_click_changes_the_axis_of_every_curve(browse: Callable[..., Seen], tmp_path: Path) -> None:
-    """Check this on a copy of the page whose policy allows another script to click."""
+    """Check that a click changes the axis of all curves, on a copy of the page whose policy allows another script to click."""
     runs = read_all([write_run(tmp_path / name, [record(k) for k in (1, 2, 3)]) for name in ("one", "two")])
     content = re.sub(r"<meta http-equiv=[^>]*>", "", render(runs).decode()).replace("</body>", f"{CLICK}</body>")
     seen = browse(content.encode())

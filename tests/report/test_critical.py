@@ -50,8 +50,8 @@ def test_the_path_leads_through_the_worker_whose_gradient_came_last(late: int) -
 
 
 def test_gradients_that_waited_for_an_earlier_rank_do_not_hold_up_the_step() -> None:
-    """Check this if sums are made in order of rank: the gradient that is decoded last has arrived before the first, so it is
-    not on the path.
+    """Check that a gradient is not on the path if it arrived early and waited to be added after a lower rank's: it is
+    decoded last, but arrived before the first.
     """
     spans = [span for span in step(1) if span.name != "decode"]
     spans += [master("decode", 8.0, 8.3, sender=1, group=0), master("decode", 8.3, 8.5, sender=2, group=0)]

@@ -38,8 +38,8 @@ def entropies_of_a_value(levels: int, step: float, noise: float) -> tuple[np.nda
 
 
 def test_the_entropies_of_all_bits_add_up_to_those_of_the_values() -> None:
-    """Check this by the chain rule, since the transform is one to one. Over 1024 blocks of 64, sums scatter by .5 %, and the
-    approximation f loses as much.
+    """Check the sum of the bits' entropies by the chain rule, since the transform is one to one. Over 1024 blocks of 64,
+    sums scatter by .5 %, and the approximation f loses as much.
     """
     channel = CHANNELS[RATE]
     found = entropies(channel, 6, 32, seed=3).mean(axis=2)

@@ -122,8 +122,8 @@ def test_dropout_is_seeded_on_the_ranks_own_device_and_on_no_other(monkeypatch: 
 
 
 def test_a_steps_copy_of_the_buffers_stays_where_the_model_is() -> None:
-    """Check this with a model on the meta device: copying from this device to the host is an error, so an attempt would be
-    noticed.
+    """Check that a step's copies of the buffers stay on the model's device, meta: copying from this device to the host is an
+    error, so an attempt would be noticed.
     """
     model = TrainedModel.__new__(TrainedModel)
     model.model = nn.BatchNorm1d(3, device="meta")

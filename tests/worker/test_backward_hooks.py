@@ -62,7 +62,9 @@ def test_measuring_the_order_leaves_no_gradients() -> None:
 def test_seconds_count_from_the_beginning_of_the_pass_and_unused_parameters_have_those_of_its_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Check this with a clock that advances by one second whenever it is read."""
+    """Check that seconds count from the beginning of the pass, and that unused parameters have those of its end, with a
+    clock that advances by one second whenever it is read.
+    """
     monkeypatch.setattr("psnode.worker.backward_hooks.time", SimpleNamespace(perf_counter=partial(next, map(float, count()))))
     model = Branches()
 

@@ -154,7 +154,7 @@ def test_cuda_kernels_of_others_ask_for_the_array_interface() -> None:
 
 
 def test_the_call_of_a_module_waits_for_what_it_owns() -> None:
-    """Check this also for weights that only a custom kernel reads."""
+    """Check that the call of a module waits for all weights that it owns, also for those that only a custom kernel reads."""
 
     class Opaque(nn.Module):
         def __init__(self) -> None:
@@ -200,8 +200,8 @@ def test_nothing_is_asked_for_when_all_is_there_or_outside() -> None:
 
 
 def test_compiled_code_runs_operator_by_operator_under_the_watch() -> None:
-    """Check this for code that is compiled later: it is found before the first step, and if it is added afterwards, its uses
-    are still noticed.
+    """Check that compiled code runs as single operators under the watch. Such code is found before the first step; if it is
+    added later, its uses are still noticed.
     """
     model = nn.Linear(4, 4)
     vector, where = flat(model)

@@ -140,7 +140,9 @@ def test_a_segment_without_values_is_left_alone() -> None:
 
 
 def test_the_host_has_no_part_in_a_change_of_a_replica_on_a_device(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check this by filling the host's copy of the weights with NaN, so that any value taken from this copy would show."""
+    """Check that a change on the device uses no value from the host's copy of the weights: the copy is filled with NaN,
+    which would show.
+    """
     monkeypatch.setattr("psnode.exchange.replica._is_host", lambda device: False)
     model = nn.Linear(40, 75)  # 3000 weights and 75 biases
     tensors = [["weight", [75, 40]], ["bias", [75]]]

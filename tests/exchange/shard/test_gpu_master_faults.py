@@ -118,7 +118,7 @@ def test_a_push_of_other_parameters_is_added_as_on_the_host(cupy: FakeCupy) -> N
 def test_a_device_that_fails_ends_the_job_in_one_line(
     cupy: FakeCupy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
 ) -> None:
-    """Check this if every call fails after the first failure of the device."""
+    """Check that the job ends with one error line if the device fails and every later call on it fails too."""
 
     def fail(*arguments: Any) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be reported later")

@@ -95,7 +95,9 @@ def test_a_refused_norm_does_not_raise_the_limit() -> None:
 @pytest.mark.parametrize("workers", [2, 3, 4, 8])
 @pytest.mark.parametrize("at", [0, 1, 7, 150])
 def test_a_push_times_100_is_refused_whoever_sends_it(workers: int, at: int) -> None:
-    """Check this for usual norms within a factor of 1.5, so that 100 times any of them exceeds ten times every other."""
+    """Check that a push times 100 is refused, for any sender. Usual norms are within a factor of 1.5, so that 100 times any
+    of them exceeds ten times every other.
+    """
     rng = np.random.default_rng(1)
     for liar in range(1, workers + 1):
         played = rounds(at + 3, workers, lambda number: float(rng.uniform(1, 1.5)))

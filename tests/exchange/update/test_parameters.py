@@ -112,7 +112,9 @@ def test_the_memories_of_a_tensor_are_torchs_after_three_steps(tmp_path: Path, k
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize("first", PLANS)
 def test_what_one_plan_wrote_and_another_read_and_wrote_is_the_same(tmp_path: Path, kind: str, first: str) -> None:
-    """Check this for groups with different numbers of updates: Adam continues with the count of every coordinate."""
+    """Check that a state written under one plan is unchanged after it was loaded and written under another. Groups have
+    different numbers of updates: Adam continues with the count of every coordinate.
+    """
     one = parameters(tmp_path, kind, PLANS[first])
     step(one, 1)
     step(one, 2, without=0)

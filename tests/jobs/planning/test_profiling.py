@@ -55,8 +55,8 @@ def test_frames_have_the_bytes_of_a_job(profile: Profile, scheme: str, tmp_path:
 
 
 def test_disturbances_of_groups_are_not_counted_as_other_work() -> None:
-    """Check this if in each of five steps another group is disturbed: the sum of the groups' medians is then not the sum of
-    any step.
+    """Check that the disturbance of another group in each of five steps does not count as other work: the sum of the groups'
+    medians is then not the sum of any step.
     """
     spans, handled, served = list[dict[str, Any]](), [0.0], list[float]()
     for step in range(5):
@@ -70,7 +70,9 @@ def test_disturbances_of_groups_are_not_counted_as_other_work() -> None:
 
 
 def test_a_machine_that_slows_down_adds_nothing_to_a_scheme() -> None:
-    """Check this if the machine becomes slower by half during the measurement, and is disturbed in one step."""
+    """Check that the seconds of a scheme do not grow if the machine becomes slower by half during the measurement, and is
+    disturbed in one step.
+    """
     passes = [1 + step / 12 for step in range(7)]
     taken = [seconds + 0.2 + (step == 3) for step, seconds in enumerate(passes)]
     assert profiling._added(taken, passes, 0.2) == pytest.approx(0)
@@ -79,9 +81,7 @@ def test_a_machine_that_slows_down_adds_nothing_to_a_scheme() -> None:
 
 
 def test_a_machine_that_slows_down_adds_nothing_to_ddp() -> None:
-    """Check this if every step takes 50 ms longer than the one before, and a step under DDP 30 ms longer than the plain step
-    before it.
-    """
+    """Check that DDP's 30 ms per step are found if every step takes 50 ms longer than the one before."""
     seconds = list[float]()
 
     def alone() -> float:

@@ -148,8 +148,8 @@ def test_a_step_of_ddp_follows_the_formula_of_the_all_reduce(workers: int, hook:
 
 
 def test_powersgd_adds_up_factors_of_matrices_and_everything_else_whole() -> None:
-    """Check this as torch decides: a 64 x 25 matrix gives (64 + 25) * 2 values; an 8 x 8 matrix is whole, since its factors
-    would have over half of its values.
+    """Check the bytes of PowerSGD, as torch decides: a 64 x 25 matrix gives (64 + 25) * 2 values; an 8 x 8 matrix is whole,
+    since its factors would have over half of its values.
     """
     found = sums_of([TensorTimes(shape, 0.1, 0.0) for shape in ((64, 5, 5), (8, 8), (64,), (1,))], "powersgd:rank=2")
     assert [each.nbytes for each in found] == [4 * (64 * 2 + 64 + 64 + 1), 4 * 25 * 2]

@@ -13,7 +13,9 @@ from psnode.jobs.simulating.message_paths import MessagePaths
 @pytest.mark.parametrize("upward", [True, False])
 @pytest.mark.parametrize("rate", [None, 8e9])
 def test_a_control_message_does_not_overtake_a_frame(upward: bool, rate: float | None) -> None:
-    """Check this if the threads of both ends take 0.1 s for a frame of 10 MB, and the control message takes no time."""
+    """Check that a control message, which takes no time, arrives after a frame of 10 MB that was sent before it and takes
+    the threads of both ends 0.1 s.
+    """
     loop, heard = EventLoop(), list[tuple[str, float]]()
     paths = MessagePaths(loop, Scenario(2, rate, 0.02, 4, uneven=0.0), HostCosts(1e-8, 1e-8, 0.0, 0.0, 4, 1.0))
 

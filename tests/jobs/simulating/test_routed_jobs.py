@@ -195,8 +195,8 @@ def test_a_mesh_ends_when_a_worker_is_lost(topology: str) -> None:
 
 
 def test_servers_go_on_without_a_lost_worker() -> None:
-    """Check this if rank 2 dies in its third step before it has sent any part of it: the round waits until the master knows
-    of the death.
+    """Check that the job continues if rank 2 dies in its third step before it has sent any part of it: the round waits until
+    the master knows of the death.
     """
     among = Disturbances(deaths=[Death(2, 0.65)], detection=0.5)
     found = job(costs({"ready": 0.1}, {"ready": 0.2}, {}), "sharded:servers=2", Scenario(4, RATE, 0.0, 8), 8, among)

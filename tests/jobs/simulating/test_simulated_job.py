@@ -252,8 +252,8 @@ def test_rules_that_wait_for_all_are_bsp(rule: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("rule", [{}, {"consistency": "kofn", "num_aggregate": 3}, {"consistency": "asp"}])
 def test_the_job_goes_on_without_the_dead(rule: dict[str, Any]) -> None:
-    """Check this if rank 2 dies in its third step before it has sent any part of it: a synchronous round waits until the
-    master knows of the death.
+    """Check that the job continues if rank 2 dies in its third step before it has sent any part of it: a synchronous round
+    waits until the master knows of the death.
     """
     costs = scheme({"ready": 0.1}, {"ready": 0.2})
     found = job(costs, Scenario(4, RATE, 0.0, 8), 8, among=Disturbances(deaths=[Death(2, 0.65)], detection=0.5), **rule)

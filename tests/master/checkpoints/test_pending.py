@@ -360,7 +360,9 @@ def test_the_last_one_waits_for_the_state(coming: Bench) -> None:
 
 @pytest.mark.parametrize("handed_over", [True, False])
 def test_one_without_a_file_is_not_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, handed_over: bool) -> None:
-    """Check this for a disk that refuses one file and takes the files after it."""
+    """Check that a checkpoint without one of its files is not published, if the disk refuses this file and takes those after
+    it.
+    """
     found = bench(tmp_path, rounds_go_on=False)
     found.pending.begin(3, [], 0.0)
     if handed_over:

@@ -169,7 +169,7 @@ def test_the_star_is_preferred_to_what_is_hardly_faster(decisions: Decisions, me
 
 
 def test_a_topology_without_a_prediction_is_not_chosen(decisions: Decisions) -> None:
-    """Check this for a topology whose step has too many frames to be predicted."""
+    """Check that a topology is not chosen if its step has too many frames to be predicted."""
     found = decisions(seconds=lambda *_: {"mesh": Prediction(2.0, 3, "test"), "gather": Prediction(1.0, 3, "test")})
     assert found.config.topology == "gather"
     assert decisions.reasons[0].endswith("; too many frames to predict under mesh:master=auto")
@@ -233,7 +233,7 @@ def test_ranks_of_another_version_are_not_probed(decisions: Decisions, other: He
 
 
 def test_a_request_to_stop_ends_the_decision(decisions: Decisions, tmp_path: Path) -> None:
-    """Check this for a request that comes while the step is measured."""
+    """Check that a request to stop ends the decision if it comes while the step is measured."""
 
     def stopped(config: Config, task: Task, topologies: Sequence[str], hosts: JobHosts) -> Mapping[str, Prediction]:
         decisions.link.inbox.put_back([StopRequest("SIGTERM")])

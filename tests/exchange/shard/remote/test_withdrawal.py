@@ -285,6 +285,8 @@ def test_a_second_death_in_the_middle_of_the_withdrawal_parts_no_survivors(early
 
 
 def test_three_deaths_one_after_another_leave_the_last_two_with_the_same_sum() -> None:
-    """Check this if rank 3's gradient has reached only rank 1, rank 1's only rank 2, and ranks 3, 1 and 4 die."""
+    """Check that ranks 2 and 5 end with the same sum if rank 3's gradient has reached only rank 1, and rank 1's only rank 2,
+    and ranks 3, 1 and 4 die.
+    """
     sent = {3: sends(3, [1], 1), 1: sends(1, [2], 1), 4: []}
     assert explored(dying=[3, 1, 4], survivors=[2, 5], sent=sent, early=True)

@@ -79,7 +79,7 @@ def test_the_refitted_profile_is_saved_and_answers_alone(words: list[str], capsy
 def test_a_saved_plan_has_the_groups_of_the_run_and_the_refitted_step(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Check this for a run with one group, where the profile has two."""
+    """Check that the saved plan has the one group of the run, where the profile has two, and the refitted step."""
     run = make_run(tmp_path / "other", plan=ONE, more={"links": LINKS})
     assert main(["plan", "--from", str(run), *words[3:], "--save-plan", str(tmp_path / "plan.json"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

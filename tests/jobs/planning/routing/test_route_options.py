@@ -91,7 +91,9 @@ def test_the_step_of_a_topology_is_drawn_and_saved(topology: str, tmp_path: Path
 
 @pytest.mark.long
 def test_the_saved_plan_of_a_topology_is_trained_under_it(tmp_path: Path) -> None:
-    """Check this at 1 Mbit/s, where the master's link delays the others in a star, so that another topology is the fastest."""
+    """Check that the saved plan names a topology, under which a job then trains. At 1 Mbit/s the master's link delays the
+    others in a star, so that another topology is the fastest.
+    """
     file, measured, directory = tmp_path / "plan.json", tmp_path / "profile.json", tmp_path / "run"
     assert main(["plan", "-n", "3", "--scheme", "dense", "--save-profile", str(measured), "--", *MODEL, "--scheme", "qsgd"]) == 0
     plan = ["plan", "-n", "3", "--rate", "1mbit", "--cores", "2", "--topology", "auto", "--profile", str(measured)]

@@ -56,8 +56,8 @@ def cuts_of(found: Grouping) -> list[int]:
 
 @pytest.mark.parametrize("groups", [2, 3, 4])
 def test_halving_finds_the_least_of_all_cuts_if_costs_are_linear(groups: int) -> None:
-    """Check this for random profiles. A frame costs the longest of three lines; if only the first one matters, all costs are
-    linear.
+    """Check for random profiles that halving finds the cuts with the least step. Costs are linear: a frame costs the longest
+    of three lines, of which only the first matters here.
     """
     for seed in range(25):
         draw = random.Random(seed)
