@@ -99,7 +99,7 @@ def trained(folder: Path, task: psnode.Task, **settings: Any) -> dict[str, torch
 @pytest.mark.parametrize("kind", SETTINGS)
 @pytest.mark.parametrize("plan", PLANS)
 def test_updates_are_torchs_whatever_travels_together(kind: str, plan: str) -> None:
-    """Compare the optimizers themselves on given gradients, and their states too.
+    """Compare the updates and states of the optimizers with torch's, on given gradients.
 
     SGD agrees with torch bit for bit; Adam's square root is rounded differently (psnode.exchange.update.adam).
     """

@@ -58,7 +58,7 @@ def trained(folder: Path, task: psnode.Task, **settings: Any) -> dict[str, torch
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 def test_weights_are_those_of_torch_with_autocast_and_stay_float32(precision: str, tmp_path: Path) -> None:
-    """Check too that the other precision gives other weights."""
+    """Check that weights equal torch's with autocast and stay float32, and that the other precision gives other weights."""
     types = {"bf16": torch.bfloat16, "fp32": torch.float32}
     task = Noted(net, EXAMPLES)
     found = trained(tmp_path, task, precision=precision)

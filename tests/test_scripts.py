@@ -149,7 +149,9 @@ def test_the_structure_of_a_checkout_is_measured(tmp_path: Path) -> None:
     ],
 )
 def test_a_wheel_is_passed_over_for_lack_of_network_or_disk_alone(said: str, code: int, told: str, tmp_path: Path) -> None:
-    """Use a Python whose environments hold a pip that prints this message and fails."""
+    """Check that the wheel is skipped only for lack of network or disk, with a Python whose environments hold a pip that
+    prints a message and fails.
+    """
     inner = f"#!/bin/sh\necho '{said}' >&2\nexit 1\n"
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nmkdir -p "$3/bin"\ncat >"$3/bin/python" <<"EOF"\n{inner}EOF\nchmod +x "$3/bin/python"\n')

@@ -203,7 +203,7 @@ def test_a_run_leaves_what_the_documentation_says(tmp_path: Path) -> None:
 
 
 def test_the_metrics_of_a_step_are_those_of_its_batches_on_the_weights_before_it(tmp_path: Path) -> None:
-    """Compare with the means over 16 digits, which are computed in two backward passes of 8 digits each."""
+    """Compare the metrics with the means over 16 digits, which are computed in two backward passes of 8 digits each."""
     run(config(tmp_path / "run", local=1, batch_size=8, batches_per_step=2, max_steps=1))
     task = Classification("LeNet", "digits", seed=1)
     torch.manual_seed(1)

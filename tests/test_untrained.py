@@ -269,7 +269,9 @@ TORCHS = [
 def test_weight_decay_and_momentum_leave_alone_what_has_no_gradient(
     chosen: dict[str, Any], torchs: Callable[[Any], torch.optim.Optimizer], group_by: str, tmp_path: Path
 ) -> None:
-    """Compare with torch. Adam counts steps per group here, so only parameters used in every pass or in no pass agree."""
+    """Compare the weights with torch's. Adam counts steps per group here, so only parameters used in every pass or in no
+    pass agree.
+    """
     settings = {"local": 2, "lr": 0.1, "weight_decay": 0.1, "max_steps": 5, "group_by": group_by, **chosen}
     found = trained(Alone(Now), tmp_path, **settings)
     model = Now()

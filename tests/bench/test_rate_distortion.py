@@ -22,7 +22,9 @@ def test_a_gaussian_source_needs_half_the_logarithm_of_one_over_its_error(gaussi
 
 @pytest.mark.parametrize("error", [1 / 64, 1 / 256, 1e-3])
 def test_at_small_errors_a_laplacian_source_meets_shannons_lower_bound(error: float) -> None:
-    """Compare with h - log2(2 pi e D) / 2, where h = log2(2 e b) and b = sqrt(1/2) for unit variance."""
+    """Compare R(D) of a Laplacian source of variance 1, at small errors D, with Shannon's lower bound h - log2(2 pi e D) /
+    2. Here h = log2(2 e b) and b = sqrt(1/2).
+    """
     found = curve(np.random.default_rng(0).laplace(size=SIZE).astype(np.float32)).bits_at(error)
     entropy = np.log2(2 * np.e * np.sqrt(0.5))
     assert found == pytest.approx(entropy - 0.5 * np.log2(2 * np.pi * np.e * error), abs=0.02)

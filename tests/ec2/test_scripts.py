@@ -65,7 +65,7 @@ def test_a_master_without_workers_trains_nothing(tmp_path: Path) -> None:
 
 
 def test_every_host_is_set_up_even_if_one_fails(tmp_path: Path) -> None:
-    """Use a stand-in for ssh, since only the loop is under test."""
+    """Check that the script sets up every host, although a stand-in for ssh fails for one; only the loop is under test."""
     (tmp_path / "ssh").write_text('#!/bin/sh\ncat >/dev/null\necho "$@" >>reached\n[ "$3" != 10.0.0.2 ]\n')
     (tmp_path / "ssh").chmod(0o755)
     (tmp_path / "hosts").write_text("10.0.0.1\n10.0.0.2\n10.0.0.3\n")

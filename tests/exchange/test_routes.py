@@ -124,8 +124,8 @@ def test_the_largest_groups_go_where_they_fill_the_least_of_a_share() -> None:
 
 @pytest.mark.parametrize("topology", ["mesh", "mesh:master=auto"])
 def test_every_group_goes_where_no_other_rank_would_be_better(topology: str) -> None:
-    """Compare with a trial of every rank for every group, the largest group first; among equally good ranks the lowest gets
-    the group.
+    """Compare the roots with those found by a trial of every rank for every group, the largest group first; among equally
+    good ranks the lowest gets the group.
     """
     rng = np.random.default_rng(4)
     for workers in (1, 2, 3, 7, 30):
@@ -195,8 +195,8 @@ def test_in_a_gather_every_worker_sends_to_all_workers_and_has_weights_from_itse
 
 @pytest.mark.parametrize("topology", ["star", "star:down=tree", "mesh", "mesh:master=auto", "gather"])
 def test_bytes_of_a_step_are_those_of_the_ways_between_different_ranks(topology: str) -> None:
-    """Compare with a count over all pairs of different ranks, for groups of equal size: a worker's gradient of a group has 5
-    bytes, and its weights have 7.
+    """Compare the stated bytes with a count over all pairs of different ranks, for groups of equal size: a worker's gradient
+    of a group has 5 bytes, and its weights have 7.
     """
     layout, groups = Layout(3), 5
     up = down = 0

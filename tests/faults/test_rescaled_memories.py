@@ -143,7 +143,9 @@ def tensors(folder: Path, file: str = checkpoint.MODEL) -> dict[str, torch.Tenso
 
 @pytest.mark.parametrize("rule", [{"consistency": "asp"}, {"consistency": "ssp", "staleness": 2}], ids=str)
 def test_a_stale_gradient_is_applied_with_the_learning_rate_of_its_own_version(tmp_path: Path, rule: dict[str, Any]) -> None:
-    """Compare with weights computed from the history in float64; version t has the learning rate .1 (1 - t/30)^2."""
+    """Compare the weights with those computed from the history in float64, where version t has the learning rate .1 (1 -
+    t/30)^2.
+    """
     settings: dict[str, Any] = {"scheme": "topk:ratio=0.1", "feedback": "ef:rescale=true", "downlink": "dense", "momentum": 0.0}
     settings |= {"lr": 0.1, "lr_schedule": "poly", "lr_power": 2.0, "max_steps": 30, "batch_size": 4, "local": 3, "threads": 1}
     run(Config(train_dir=tmp_path, **settings, **rule, record_history=True, tensorboard=False, deadline=60.0), Linear())

@@ -33,8 +33,8 @@ def test_parameters_out_of_bounds_are_one_typed_line(text: str) -> None:
 
 @pytest.mark.parametrize("spec", QUANTISERS)
 def test_200_steps_of_a_recorded_stream_are_those_of_the_papers_equations_bit_for_bit(spec: str) -> None:
-    """Compare with g~ = Q(g + alpha h), h' = beta h + g - g~ in float32, left to right, for gradients g and the memory h. An
-    independent reader decodes qsgd.
+    """Compare payloads and memory h with g~ = Q(g + alpha h), h' = beta h + g - g~ in float32, left to right, for gradients
+    g. An independent reader decodes qsgd.
     """
     rule, codec = get_feedback("ecq:alpha=0.3,beta=0.8"), get_codec(spec)
     assert rule.form(codec) is codec

@@ -87,7 +87,9 @@ def test_what_was_lost_is_the_distance_to_what_was_coded(rule: NoFeedback | Erro
 
 
 def test_dgc_accumulates_momentum_and_forgets_it_where_it_was_sent() -> None:
-    """Compare with Lin et al., equations 4 to 7, computed by hand for top-1 of 3 values and momentum 1/2."""
+    """Compare sent values, momentum and velocity with Lin et al., equations 4 to 7, computed by hand for top-1 of 3 values
+    and momentum 1/2.
+    """
     rule = get_feedback("dgc:momentum=0.5")
     codec = get_codec("topk:ratio=0.34")
     state = rule.init(3)

@@ -80,7 +80,7 @@ def assert_close(found: dict[str, torch.Tensor], expected: torch.nn.Module) -> N
 
 
 def test_a_moving_average_at_the_worker_is_all_the_momentum_there_is(tmp_path: Path) -> None:
-    """Compare with m = .9 m + .1 (g + decay w), w = w - lr m in plain PyTorch, for gradients g and weights w."""
+    """Compare the weights w with m = .9 m + .1 (g + decay w), w = w - lr m in plain PyTorch, for gradients g."""
     found = trained(tmp_path, scheme="dense", feedback="ema:beta=0.9", weight_decay=0.1)
     task, model, order = start()
     average = {name: torch.zeros_like(value) for name, value in model.named_parameters()}
@@ -95,8 +95,8 @@ def test_a_moving_average_at_the_worker_is_all_the_momentum_there_is(tmp_path: P
 
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_weight_decay_under_dgc_is_gathered_as_torch_does(tmp_path: Path, nesterov: bool) -> None:
-    """Compare with torch's SGD if all tensors are sent whole: the sender's momentum is then SGD's, which accumulates the
-    decay tenfold.
+    """Compare the weights with those of torch's SGD if all tensors are sent whole: the sender's momentum is then SGD's,
+    which accumulates the decay tenfold.
     """
     found = trained(
         tmp_path,

@@ -308,8 +308,8 @@ def test_an_evaluation_that_failed_is_tried_again_and_no_training_is(
 def test_more_values_and_another_metric_find_the_best_that_a_sweep_of_its_own_finds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], calls: list[list[str]]
 ) -> None:
-    """Compare with a new sweep of all values. The existing trials are beyond the first comparison, and have no weights left
-    from its step.
+    """Compare the best trial of a continued sweep with that of a new sweep of all values. The existing trials are beyond the
+    first comparison, and have no weights left from its step.
     """
     job = [*JOB, "--keep-last", "1", "--scheme", "dense"]
 

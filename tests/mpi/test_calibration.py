@@ -124,8 +124,8 @@ def test_a_model_whose_gradients_come_in_pieces_is_calibrated_too(mpirun: Any, t
 
 @pytest.mark.long
 def test_a_scheme_chosen_by_trial_is_recorded_and_trains_as_if_it_had_been_named(mpirun: Any, tmp_path: Path) -> None:
-    """Compare with a run under the named scheme: trial steps leave no trace in weights, statistics, memories or random
-    numbers.
+    """Compare the checkpoints with those of a run under the named scheme: trial steps leave no trace in weights, statistics,
+    memories or random numbers.
     """
     (tmp_path / "task.py").write_text(TASK)
     auto, fixed = tmp_path / "auto", tmp_path / "fixed"

@@ -20,7 +20,9 @@ PROGRAM = Path(__file__).with_name("session_program.py")
 
 
 def test_a_job_that_overlaps_ends_with_the_weights_of_one_that_does_not(mpirun: Any, tmp_path: Path) -> None:
-    """Compare with `--local`, which waits for all weights. In both jobs, biases do not decay under AdamW."""
+    """Compare the weights of a job with overlap with those under `--local`, which waits for all weights. In both, biases do
+    not decay under AdamW.
+    """
     asked = {"network": "FC", "batch_size": 8, "threads": 1, "lr": 0.02, "optimizer": "adamw", "weight_decay": 0.5, "beta2": 0.9}
     asked |= {"scheme": "topk:ratio=0.1", "max_steps": 5, "group_by": "layer", "eval_freq": 0}
     flags = [part for name, value in asked.items() for part in (f"--{name.replace('_', '-')}", str(value))]

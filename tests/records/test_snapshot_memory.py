@@ -22,7 +22,7 @@ def begun(limit: int) -> SnapshotMemory:
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 40))))
 @settings(deadline=None, max_examples=80)
 def test_copies_lie_side_by_side_inside_of_the_room(asked: list[tuple[bool, int]]) -> None:
-    """Compare with brute force over single bytes: a copy fits exactly if a run of free bytes is long enough."""
+    """Compare the room with brute force over single bytes: a copy fits exactly if a run of free bytes is long enough."""
     room, held, taken = begun(100), list[Allocation](), [False] * 100
     for takes, number in asked:
         with room.changed:

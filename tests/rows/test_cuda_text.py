@@ -57,7 +57,7 @@ def test_a_value_that_is_not_finite_is_found_in_its_row() -> None:
 
 @with_gxx
 def test_a_codec_of_ones_own() -> None:
-    """Compare with the codec's own kernels on a CPU, which are Numba's."""
+    """Compare a user's codec in CUDA text with its own kernels on a CPU, which are Numba's."""
     codec = get_codec(load_codec(EXAMPLE))
     coder = Coder(program(codec), Hosted(build(text_of(program(codec)))))
     for name, x in inputs(codec.number):

@@ -30,7 +30,7 @@ def hard_pairs(size: int) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
 def test_the_step_of_minmax_is_found_by_two_corrections(bits: int) -> None:
-    """Compare with the rule of docs/payload-format.md in NumPy."""
+    """Compare the step of minmax with the rule of docs/payload-format.md in NumPy, which needs at most two corrections."""
     least, greatest = hard_pairs(400_000)
     steps, span = 2**bits - 1, greatest.astype(float) - least
     up = np.where((span > 0) & (span < 2.0**-64), 2.0**64, np.where(span > 2.0**120, 0.25, 1.0))

@@ -31,7 +31,7 @@ EXAMPLE = f"{ROOT / 'examples' / 'row_codec.py'}:Levels"
 
 
 def test_values_are_rounded_at_random_to_levels_of_their_row() -> None:
-    """Compare with the definition in float64; within rounding errors of a boundary, either side is accepted."""
+    """Compare decoded values with the definition in float64; within rounding errors of a boundary, either side is accepted."""
     codec, key = get_codec(load_codec(f"{EXAMPLE}:levels=3")), Key.derive(1)
     x = gaussian(1200)
     payload = codec.encode(x, key)
@@ -104,7 +104,9 @@ print(module.answer(), module.__file__)
 
 
 def test_a_generated_module_that_somebody_changed_is_written_anew(tmp_path: Path) -> None:
-    """Check also that a file which existed before is not executed if others may write to its folder."""
+    """Check that a changed module is written anew, and that an existing file is not executed if others may write to its
+    folder.
+    """
 
     def answer() -> tuple[str, Path]:
         environment = {"PYTHONPATH": str(ROOT), "NUMBA_CACHE_DIR": str(tmp_path), "TMPDIR": str(tmp_path), "HOME": str(tmp_path)}

@@ -30,8 +30,8 @@ extern "C" __global__ void __launch_bounds__(256) two(double *x) { x[threadIdx.x
     ("registers", "warps"), [(16, 64), (32, 64), (33, 48), (40, 48), (64, 32), (72, 24), (128, 16), (255, 8)]
 )
 def test_warps_that_registers_leave_room_for(registers: int, warps: int) -> None:
-    """Compare with NVIDIA's occupancy calculator for blocks of 256 threads; registers are allotted in units
-    of eight per thread.
+    """Compare the number of warps with NVIDIA's occupancy calculator for blocks of 256 threads; registers are allotted in
+    units of eight per thread.
     """
     assert resident_warps(registers) == warps
     assert warps * 32 * registers <= 65536

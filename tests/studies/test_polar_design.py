@@ -49,7 +49,7 @@ def test_the_entropies_of_all_bits_add_up_to_those_of_the_values() -> None:
 
 
 def test_the_transform_is_the_kronecker_power_of_its_kernel() -> None:
-    """Compare with the rows of the fourth Kronecker power of G = [[1, 0], [1, 1]], lane by lane."""
+    """Compare the transform with the rows of the fourth Kronecker power of G = [[1, 0], [1, 1]], lane by lane."""
     power = np.array([[1]])
     for _ in range(4):
         power = np.kron(power, [[1, 0], [1, 1]])

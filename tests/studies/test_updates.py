@@ -14,7 +14,7 @@ from studies.harness import main
 
 @pytest.mark.parametrize("name", updates.KINDS)
 def test_both_take_the_same_step(name: str) -> None:
-    """Compare the weights after both steps, and for plain SGD also with 1 - .001 (.5 + .01)."""
+    """Compare the weights after one step of each kind, and for plain SGD also with 1 - .001 (.5 + .01)."""
     ours, theirs = updates.Ours(name, 5), updates.Theirs(name, 5)
     ours.take()
     theirs.take()

@@ -177,8 +177,8 @@ def test_asking_for_a_gpu_that_is_not_there_is_refused(tmp_path: Path) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("scheme", ["dense", "qsgd", "topk"])
 def test_on_a_gpu_its_weights_are_those_of_the_host(tmp_path: Path, scheme: str) -> None:
-    """Compare the final weights of a job with a GPU master with those of the host. Workers compute on the host, so that
-    gradients are equal.
+    """Compare the final weights of a job whose master uses the GPU with those of the host. Workers compute on the host, so
+    that gradients are equal.
     """
     for folder, there in (("host", False), ("device", True)):
         assert run(Config(train_dir=tmp_path / folder, gpu_master=there, **SETTINGS | {"scheme": scheme})) == 0

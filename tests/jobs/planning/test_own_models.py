@@ -194,8 +194,8 @@ def of_function(few_steps: None) -> OwnModelPlan:
 
 
 def test_bytes_groups_and_tensors_are_those_of_the_command(of_function: OwnModelPlan, tmp_path: Path) -> None:
-    """Compare with the command's profile. top-k's payloads, and the coded changes of weights, differ by the rounding of an
-    entropy code.
+    """Compare the plan's bytes, groups and tensors with the command's. top-k's payloads, and the coded changes of weights,
+    differ by the rounding of an entropy code.
     """
     file = tmp_path / "profile.json"
     schemes = ["--scheme", "qsgd --downlink dense", "--scheme", "topk"]

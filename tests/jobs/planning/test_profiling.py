@@ -44,7 +44,9 @@ def profile(few_steps: None) -> Profile:
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_frames_have_the_bytes_of_a_job(profile: Profile, scheme: str, tmp_path: Path) -> None:
-    """Compare with the bytes of a job. top-k's payloads of a gradient differ by the rounding of an entropy code."""
+    """Compare the profile's bytes with those of a job. top-k's payloads of a gradient differ by the rounding of an entropy
+    code.
+    """
     flags = ["--scheme", scheme, "--max-steps", "4", "--no-tensorboard", "--train-dir", str(tmp_path), "--quiet"]
     assert main(["train", "--local", "1", *OPTIONS, *flags]) == 0
     record = list(read_records(tmp_path / METRICS))[-1]
@@ -98,8 +100,8 @@ def test_a_machine_that_slows_down_adds_nothing_to_ddp() -> None:
 def test_groups_routes_and_bytes_where_every_worker_has_a_part_are_those_of_a_job(
     profile: Profile, scheme: str, tmp_path: Path
 ) -> None:
-    """Compare with a job of three workers in a mesh. Every worker sends gradients to the other two and gets weights from
-    them; reports have a few hundred bytes.
+    """Compare groups, routes and bytes with a job of three workers in a mesh: each sends gradients to the other two and gets
+    weights from them; reports have a few hundred bytes.
 
     Payloads of top-k differ by their entropy code, and those of small groups were not measured.
     """

@@ -127,7 +127,7 @@ def test_a_circle_is_an_error() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_times_are_those_of_small_steps_of_time(seed: int) -> None:
-    """Compare with the same sharing integrated in small fixed steps of time, without events."""
+    """Compare the ends of random activities with the same sharing, integrated in small fixed steps of time, without events."""
     rng = np.random.default_rng(seed)
     graph = Graph()
     pool, links = graph.resource(cores(2, crowded=0.7)), [graph.resource(Resource(5.0)) for _ in range(2)]

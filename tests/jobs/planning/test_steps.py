@@ -157,8 +157,8 @@ def test_powersgd_adds_up_factors_of_matrices_and_everything_else_whole() -> Non
 
 @pytest.mark.parametrize("seed", range(5))
 def test_buckets_are_torch_s(seed: int) -> None:
-    """Compare with torch, which fills its buckets with the tensors in the order of their gradients, once it has seen that
-    order.
+    """Compare buckets with torch's, which are filled with the tensors in the order of their gradients, once torch has seen
+    that order.
     """
     assign: Any = vars(torch.distributed)["_compute_bucket_assignment_by_size"]
     generator = torch.Generator().manual_seed(seed)

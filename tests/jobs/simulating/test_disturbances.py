@@ -32,7 +32,9 @@ def test_standstills_of_a_worker_that_overlap_are_one() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_work_goes_on_only_outside_of_standstills(seed: int) -> None:
-    """Compare with a count of hundredths of a second, in each of which the worker either works or is stopped."""
+    """Compare the end of a piece of work with a count of hundredths of a second, in each of which the worker either works or
+    is stopped.
+    """
     random = np.random.default_rng(seed)
     edges = sorted(random.choice(500, 6, replace=False).tolist())
     stills = [Standstill(1, begin / 100, end / 100) for begin, end in zip(edges[::2], edges[1::2], strict=True)]

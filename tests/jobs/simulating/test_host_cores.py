@@ -68,7 +68,9 @@ def test_a_thread_does_one_piece_of_work_after_another() -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_shared_cores_agree_with_the_planner(seed: int) -> None:
-    """Compare with the planner, in which a resource of its own stands for the delay before a piece of work."""
+    """Compare the ends of work on shared cores with the planner's. In the planner a resource of its own stands for the delay
+    before a piece of work.
+    """
     random = np.random.default_rng(seed)
     count, crowded = int(random.integers(1, 5)), float(random.choice([1.0, 0.7]))
     work = [(float(random.uniform(0, 3)), float(random.uniform(0, 2))) for _ in range(12)]

@@ -83,7 +83,9 @@ def test_messages_from_and_to_the_master_alone_need_no_second_link(seed: int) ->
 
 @pytest.mark.parametrize("seed", range(8))
 def test_links_agree_with_the_planner(seed: int) -> None:
-    """Compare with the planner if every message has its own connection, in one direction between two ranks."""
+    """Compare the ends of messages with the planner's if every message has its own connection, in one direction between two
+    ranks.
+    """
     random = np.random.default_rng(seed)
     ranks = 5
     weights = random.uniform(0.5, 2, (ranks, ranks))

@@ -64,7 +64,7 @@ def test_links_carry_the_bytes_of_a_real_job(profile: Profile, scheme: str, work
 def test_links_carry_the_bytes_of_a_real_job_under_a_topology(
     profile: Profile, topology: str, workers: int, tmp_path: Path
 ) -> None:
-    """Compare every rank's link with the account in summary.json, in which a real job adds up its frames."""
+    """Compare the bytes of every rank's link with the account in summary.json, in which a real job adds up its frames."""
     flags = ["--scheme", "dense", "--group-by", "layer", "--max-steps", str(STEPS), "--no-tensorboard", "--quiet"]
     local = ["--local", str(workers), "--topology", topology]
     assert main(["train", *local, *OPTIONS, *flags, "--train-dir", str(tmp_path)]) == 0

@@ -134,8 +134,8 @@ def test_a_root_shares_the_cores_of_its_host_with_the_backward_pass(cores: int, 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 @pytest.mark.parametrize("seed", range(12))
 def test_versions_end_when_they_do_in_the_planner_s_graph(topology: str, seed: int) -> None:
-    """Compare with the planner, a different program, which runs a graph of activities. Here all threads share cores only if
-    workers update weights.
+    """Compare the ends of versions with the planner's, a different program, which runs a graph of activities. Here all
+    threads share cores only if workers update weights.
 
     The planner's last step is left out, since no next forward pass delays it.
     """

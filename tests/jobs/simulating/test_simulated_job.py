@@ -94,8 +94,8 @@ def test_a_lane_does_the_work_of_later_groups_first_and_that_of_one_group_in_ord
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize("uneven", [0.0, 0.4])
 def test_synchronous_steps_are_those_of_the_planner(workers: int, groups: int, uneven: float) -> None:
-    """Compare with the planner, a different program, which runs a graph of activities with the same prices; all cores are
-    free.
+    """Compare steps with the planner's, a different program, which runs a graph of activities with the same prices; all
+    cores are free.
 
     The planner adds gradients as they arrive, and its main thread handles waiting frames in another order.
     """

@@ -24,7 +24,9 @@ def test_the_originals_are_those_of_scikit_learn():
 
 
 def test_the_originals_have_the_digests_of_scikit_learns_arrays():
-    """Compare SHA-256 of scikit-learn 1.9.1's `load_digits().images` and `.target`: float64 and int64, little-endian."""
+    """Compare the digits with the SHA-256 of scikit-learn 1.9.1's `load_digits().images` and `.target`: float64 and int64,
+    little-endian.
+    """
     found = [hashlib.sha256(array.tobytes()).hexdigest() for array in originals()]
     assert found == [
         "20def7f70a702f0af9732fbba4375e147a7d54fe70d8c45569b8e7c1c7010c10",
@@ -83,7 +85,9 @@ def test_a_split_takes_what_the_largest_remainders_leave():
 
 
 def test_the_pixels_are_those_of_every_run_so_far():
-    """Compare SHA-256: some sums are ties of rounding, so another order of the four summands would change pixels."""
+    """Compare the SHA-256 of the resized digits: some sums are ties of rounding, so another order of the four summands would
+    change pixels.
+    """
     digest = hashlib.sha256(resize(originals()[0]).tobytes()).hexdigest()
     assert digest == "5a25f17551b104561d01b8c4bbf5ddb5024d784e02ede9a39ed907b2584ca2f5"
 

@@ -99,7 +99,7 @@ def test_files_of_four_inks(tmp_path, ending, inks, colour):
 
 
 def test_luma_and_chroma(tmp_path):
-    """Compare with ITU-R BT.601 at full range, as in JPEG."""
+    """Compare the colours of a YCbCr image with ITU-R BT.601 at full range, as in JPEG."""
     stored = np.full((8, 8, 3), (120, 90, 160), np.uint8)
     image = Image.frombytes("YCbCr", (8, 8), stored.tobytes())
     image.save(tmp_path / "x.tif", compression="tiff_lzw")

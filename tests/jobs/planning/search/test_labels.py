@@ -231,8 +231,8 @@ def test_the_forward_pass_is_never_too_short_and_exact_if_uses_mirror_gradients(
 
 
 def test_one_group_on_a_slow_link_takes_the_simulated_step() -> None:
-    """Compare with the simulated step. The stages of a group follow one another, except that frames are decoded as they
-    arrive.
+    """Compare the modelled step of one group with the simulated one: the stages follow one another, except that frames are
+    decoded as they arrive.
     """
     draw = random.Random(3)
     profile, candidates = random_profile(draw, 3, mirrored=True), [random_candidate(draw, 1)]
