@@ -36,7 +36,9 @@ class _Halting:
 
 
 class Digits(Classification):
-    """The task. Options: `halt`, the number of the first batch that waits, counted from 1; `gate`, the path of the file."""
+    """LeNet on digits, whose training data halt. Options: `halt`, the number of the first batch that waits, counted from 1;
+    `gate`, the path of the file.
+    """
 
     def __init__(self, options: Mapping[str, str] | None = None) -> None:
         super().__init__(network="LeNet", dataset="digits", seed=1)

@@ -27,7 +27,7 @@ def test_interpreters_that_a_command_starts(command: list[str], started: int) ->
 
 
 def test_time_in_a_child_is_counted_for_the_file_of_its_test(tmp_path: Path) -> None:
-    """Run pytest with the plugin on a test whose child process uses half a second of processor time."""
+    """Check the plugin by running pytest on a test whose child process uses half a second of processor time."""
     burning = "import time\nwhile time.process_time() < 0.5:\n    pass\n"
     (tmp_path / "test_it.py").write_text(
         f"import subprocess, sys\ndef test_it():\n    subprocess.run([sys.executable, '-c', {burning!r}], check=True)\n"

@@ -212,7 +212,7 @@ AMBIGUOUS = {"gather"}  # also a verb: only texts are names of topologies
 
 
 def test_one_package_knows_topologies_by_name() -> None:
-    """Check names and texts of the code; the measurements are exempt, since they compare jobs."""
+    """Check the names and texts of the code for names of topologies. The measurements are exempt, since they compare jobs."""
     readers = {
         str(path.relative_to(PACKAGE))
         for path in SOURCES
@@ -301,7 +301,9 @@ def test_formulas_are_below_the_codecs_that_run_by_them() -> None:
 
 
 def test_formulas_are_loaded_where_they_are_asked_for() -> None:
-    """Codecs derived from Generated or its bases may import formulas at the top; others only inside functions."""
+    """Check that only codecs derived from Generated or its bases import formulas at the top; others do so only inside
+    functions.
+    """
     rows, exchange = PACKAGE / "codecs" / "rows", PACKAGE / "exchange"
     device = {*DEVICE.rglob("*.py"), *(exchange / "device").iterdir(), exchange / "update" / "device_steps.py"}
     bases = "(Generated, ", "(HalfPrecision)", "(Binary)"
@@ -363,7 +365,9 @@ def test_the_cluster_tool_loads_little_of_psnode() -> None:
 
 
 def test_the_library_logs_and_prints_nothing_on_standard_error() -> None:
-    """Exempt the command line, the measurements, the handler that shows the log, and the keeper of the streams."""
+    """Check all modules except the command line, the measurements, the handler that shows the log, and the keeper of the
+    streams.
+    """
     may = {
         PACKAGE / "config" / "logs.py",
         PACKAGE / "config" / "streams.py",

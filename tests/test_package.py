@@ -99,7 +99,7 @@ WITHOUT = "import sys; sys.modules.update(dict.fromkeys({names}))\n"  # an impor
 
 
 def test_without_torch_a_command_names_the_wheel_to_install(python: Path, wheel: Path, tmp_path: Path) -> None:
-    """Try three commands in three forks of one process that has imported nothing of psnode."""
+    """Check three commands, in three forks of one process that has imported nothing of psnode."""
     commands = [
         ["train", "--local", "2", "--max-steps", "5"],
         ["evaluate", "--once", "--train-dir", "runs/none"],
@@ -183,7 +183,7 @@ def test_the_wheel_holds_the_packages_with_their_data_and_nothing_else(source: P
 @pytest.mark.long
 @pytest.mark.serial
 def test_the_installed_psnode_trains_on_a_master_and_two_workers(python: Path, tmp_path: Path) -> None:
-    """Train over MPI if the tests have an mpirun, else in threads of one process."""
+    """Check that the installed psnode trains, over MPI if the tests have an mpirun, else in threads of one process."""
     beside = Path(sys.executable).parent
     path = f"{python.parent}:{beside}:{os.environ['PATH']}"
     train = ["train", "--network", "FC", "--scheme", "dense", "--batch-size", "8", "--max-steps", "3", "--no-tensorboard"]

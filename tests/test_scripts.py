@@ -88,7 +88,7 @@ def test_an_installation_is_repeated_only_when_something_changed(tmp_path: Path,
 @pytest.mark.serial
 @pytest.mark.timeout(150)  # 15 s on two idle cores
 def test_quickstart_trains_evaluates_and_says_what_it_did(tmp_path: Path) -> None:
-    """Run the script itself, in the environment of the tests and with fewer epochs."""
+    """Check the output of the script itself, run in the environment of the tests with fewer epochs."""
     ready = bash(f'. scripts/venv.sh && is_installed "{VENV}" train,mpi')
     if ready.returncode != 0:
         pytest.skip("this environment was not made by scripts/test.sh: the script would install into it")
@@ -112,7 +112,7 @@ def test_quickstart_trains_evaluates_and_says_what_it_did(tmp_path: Path) -> Non
 
 
 def test_the_structure_of_a_checkout_is_measured(tmp_path: Path) -> None:
-    """Measure a package with a folder inside, its tests, a top-level module, and the cluster tool."""
+    """Check the measures of a package with a folder inside, its tests, a top-level module, and the cluster tool."""
     for name, content in {
         "psnode/__init__.py": "",
         "psnode/one.py": "def f(a, /, b, *c, d, **e):\n    pass\n",

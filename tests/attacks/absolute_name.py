@@ -1,4 +1,4 @@
-"""The manifest lists a device by its absolute path; reading the device would never end."""
+"""Attack: the manifest lists a device by its absolute path, so that a reader would never reach the end."""
 
 from __future__ import annotations
 

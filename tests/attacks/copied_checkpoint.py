@@ -1,4 +1,4 @@
-"""A checkpoint is copied under the name of another step, so that an evaluator would evaluate it repeatedly."""
+"""Attack: a checkpoint is copied under the name of another step, so that an evaluator would evaluate it repeatedly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The manifest lists a file whose name contains control characters of a terminal."""
+"""Attack: the manifest lists a file whose name contains control characters of a terminal."""
 
 from __future__ import annotations
 

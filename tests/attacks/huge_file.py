@@ -1,4 +1,4 @@
-"""The model is a sparse file of a terabyte, which would take an hour to hash."""
+"""Attack: the model is a sparse file of a terabyte, which would take an hour to hash."""
 
 from __future__ import annotations
 

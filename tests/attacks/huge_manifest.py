@@ -1,4 +1,4 @@
-"""The manifest is larger than any that psnode writes."""
+"""Attack: the manifest is larger than any manifest that psnode writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A number in config.json has more digits than any float holds."""
+"""Attack: a number in config.json has more digits than any float holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`latest` is a sparse file of a terabyte."""
+"""Attack: `latest`, the pointer to the newest checkpoint, is a sparse file of a terabyte."""
 
 from __future__ import annotations
 

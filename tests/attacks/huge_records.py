@@ -1,4 +1,4 @@
-"""metrics.jsonl is a sparse file of a terabyte without a newline."""
+"""Attack: metrics.jsonl is a sparse file of a terabyte without a newline."""
 
 from __future__ import annotations
 

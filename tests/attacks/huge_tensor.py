@@ -1,4 +1,4 @@
-"""Model and manifest agree on a sparse file of eight terabytes, which takes hours to hash and fits into no memory."""
+"""Attack: model and manifest agree on a sparse file of eight terabytes, which takes hours to hash and fits into no memory."""
 
 from __future__ import annotations
 

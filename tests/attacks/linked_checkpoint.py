@@ -1,4 +1,4 @@
-"""The checkpoint is a link to a directory elsewhere."""
+"""Attack: the checkpoint is a link to a directory elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""evaluations.jsonl is a link to another file of the user, to which an evaluator would append."""
+"""Attack: evaluations.jsonl is a link to another file of the user, to which an evaluator would append."""
 
 from __future__ import annotations
 

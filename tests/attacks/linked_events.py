@@ -1,4 +1,4 @@
-"""events.jsonl is a link to another file of the user, to which a resumed run would append."""
+"""Attack: events.jsonl is a link to another file of the user, to which a resumed run would append."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The folder of the optimizer's state is a link that leads out of the checkpoint."""
+"""Attack: the folder of the optimizer's state is a link that leads out of the checkpoint."""
 
 from __future__ import annotations
 

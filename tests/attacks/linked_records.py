@@ -1,4 +1,4 @@
-"""metrics.jsonl is a link to an endless device; reading its first line would take all memory."""
+"""Attack: metrics.jsonl is a link to an endless device; reading its first line would take all memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The temporary names of files that psnode writes and then renames are links to another file of the user."""
+"""Attack: links to another file of the user have the temporary names of files that psnode writes and then renames."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The manifest lists a file above the checkpoint, with the right size and hash."""
+"""Attack: the manifest lists a file above the checkpoint's folder, with the right size and hash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The manifest gives the model a negative size, which would make a reader read to the end of the file."""
+"""Attack: the manifest gives the model a negative size, which would make a reader read to the end of the file."""
 
 from __future__ import annotations
 

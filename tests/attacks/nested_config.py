@@ -1,4 +1,4 @@
-"""config.json is nested more deeply than the parser can follow."""
+"""Attack: config.json is nested more deeply than the parser can follow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The manifest is JSON that is nested more deeply than the parser can follow."""
+"""Attack: the manifest is JSON that is nested more deeply than the parser can follow."""
 
 from __future__ import annotations
 

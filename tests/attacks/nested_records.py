@@ -1,4 +1,4 @@
-"""A line of metrics.jsonl is nested more deeply than the parser can follow."""
+"""Attack: a line of metrics.jsonl is nested more deeply than the parser can follow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model is a pipe without a writer: opening it would wait for ever."""
+"""Attack: the file of the model is a pipe without a writer; opening it would wait for ever."""
 
 from __future__ import annotations
 

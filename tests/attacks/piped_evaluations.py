@@ -1,4 +1,4 @@
-"""evaluations.jsonl is a pipe without a writer: reading it would wait for ever."""
+"""Attack: evaluations.jsonl is a pipe without a writer; reading it would wait for ever."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lock file is a pipe without a reader: opening it would wait for ever."""
+"""Attack: the lock file is a pipe without a reader; opening it would wait for ever."""
 
 from __future__ import annotations
 

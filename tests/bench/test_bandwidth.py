@@ -1,4 +1,4 @@
-"""The memory bandwidth measurement really reads its bytes."""
+"""The measurement of memory bandwidth really reads all of its bytes."""
 
 from __future__ import annotations
 

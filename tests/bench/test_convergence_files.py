@@ -1,4 +1,6 @@
-"""Files of the convergence table: means and errors as by SciPy, the front as by brute force, and files that can be read back."""
+"""Files of the convergence table: means and errors equal SciPy's, the front equals that of brute force, and the files can be
+read back.
+"""
 
 from __future__ import annotations
 

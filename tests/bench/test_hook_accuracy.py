@@ -20,8 +20,8 @@ GROUND = SharedSettings(network="LeNet", dataset="digits", workers=2, batch=16, 
 
 
 def expected(ground: SharedSettings) -> float:
-    """Return the accuracy of one process that takes all batches in plain PyTorch, with learning rate lr (1 +
-    cos(pi t / T)) / 2.
+    """Return the accuracy of one process that takes all batches in plain PyTorch, with learning rate lr (1 + cos(pi t / T))
+    / 2 at step t of T.
     """
     task = Classification(ground.network, ground.dataset, seed=ground.seed)
     torch.manual_seed(ground.seed)

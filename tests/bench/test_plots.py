@@ -19,7 +19,8 @@ pytest.importorskip("matplotlib")
 def rows(count: int) -> list[dict[str, Any]]:
     """Return `count` rows in seven families, then a failed row and an exact one.
 
-    The error is exp(-bits) for even numbers, and 1.5 to 2.5 times as large for odd ones."""
+    The error is exp(-bits) for rows with even numbers, and 1.5 to 2.5 times as large for rows with odd ones.
+    """
     draws = np.random.default_rng(3)
     made = []
     for k in range(count):

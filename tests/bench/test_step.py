@@ -1,4 +1,6 @@
-"""`psnode bench step`: a worker stepped from outside sends its scheme's bytes from the coding device, and copies are counted."""
+"""`psnode bench step`: a worker whose steps are driven from outside sends its scheme's bytes from the coding device, and
+copies are counted.
+"""
 
 from __future__ import annotations
 

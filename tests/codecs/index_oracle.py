@@ -142,7 +142,7 @@ def read_entrywise(body: bytes, size: int) -> np.ndarray:
 
 
 def entrywise_parts(body: bytes, size: int) -> tuple[float, np.ndarray, np.ndarray]:
-    """Return V, the sent indices and their decoded values."""
+    """Return the level V, the sent indices and their decoded values."""
     (level,) = struct.unpack_from("<f", body)
     (sent, certain, signs), raw = sections(body[4:], 3)
     indices = read_set(sent, size)

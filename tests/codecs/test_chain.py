@@ -1,4 +1,4 @@
-"""Chains: the order of stages, and decoding that equals that of the stages."""
+"""Chains: the order of stages, and decoding, which equals decoding by the single stages."""
 
 from __future__ import annotations
 

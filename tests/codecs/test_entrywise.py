@@ -68,7 +68,7 @@ def theoretical_omega(x: np.ndarray, budget: float) -> float:
 
 
 def read(payload: bytes, size: int) -> tuple[float, np.ndarray, np.ndarray]:
-    """Return V, the sent indices and their decoded values, by the byte table."""
+    """Return the level V, the sent indices and their decoded values, read by the byte table."""
     return entrywise_parts(body_of(payload), size)
 
 

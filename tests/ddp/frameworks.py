@@ -51,7 +51,9 @@ def by_lightning(part: str, rank: int, folder: Path) -> Trained:
             return torch.optim.SGD(self.parameters(), lr=1.0)
 
     class OnCpu(DDPStrategy):
-        """Passes on the arguments of DDPStrategy by Lightning's own function, which Lightning itself calls on GPUs only."""
+        """A strategy that passes on the arguments of DDPStrategy by Lightning's own function, which Lightning itself calls
+        only on GPUs.
+        """
 
         def _register_ddp_hooks(self) -> None:
             _register_ddp_comm_hook(self.model, self._ddp_comm_state, self._ddp_comm_hook, self._ddp_comm_wrapper)

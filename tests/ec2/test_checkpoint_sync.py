@@ -1,4 +1,4 @@
-"""Checkpoints in S3: never incomplete, found by a new master, and accessible to the nodes' role only."""
+"""Checkpoints in S3: never incomplete, found by a new master, and accessible only to the nodes' role."""
 
 from __future__ import annotations
 

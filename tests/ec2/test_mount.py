@@ -1,4 +1,4 @@
-"""The shared directory: entered once, mounted once, writable by its user only. A local file system stands in for NFS."""
+"""The shared directory: entered once, mounted once, and writable only by its user. A local file system stands in for NFS."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages of shutdown before it ends anything: other owners' nodes under this name, and volumes that outlive nodes."""
+"""Messages that shutdown prints before it ends anything: other owners' nodes under this name, and volumes that outlive nodes."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class ByName(Given):
 
 
 class Sender:
-    """A sender for a plan, with its own gradients, as a context."""
+    """A sender for a plan, with its own gradients; a context manager."""
 
     def __init__(self, scheme: Scheme, **plan: Any) -> None:
         self.plan = make_plan(TENSORS, scheme.codec, **plan)

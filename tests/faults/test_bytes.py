@@ -27,7 +27,7 @@ LATE = (Kind.STATE, Kind.END, Kind.PING)  # these may arrive after all records a
 
 
 class Counting(Wrapped):
-    """An end that counts the sizes of its frames by kind and step, and collects its reports."""
+    """An end of a transport that counts the sizes of its frames by kind and step, and collects its reports."""
 
     def __init__(self, end: Transport) -> None:
         super().__init__(end)

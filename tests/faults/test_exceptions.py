@@ -28,7 +28,7 @@ HERE = Path(__file__).name
 
 
 class Torn:
-    """Data whose batches cannot be read on worker `rank` from the `first`th on."""
+    """Data whose batches cannot be read on worker `rank` from batch number `first` on."""
 
     def __init__(self, data: Any, first: int) -> None:
         self.data, self.first, self.count = data, first, 0
@@ -136,7 +136,9 @@ def test_a_device_that_fails_or_is_full_is_the_end_of_one_worker_in_one_line(
 
 
 def test_more_memory_than_there_is_ends_a_worker_in_one_line(tmp_path: Path) -> None:
-    """Request more memory on the CPU than any address space holds, so that torch raises its own error."""
+    """Check the reported reason if a worker requests more memory on the CPU than any address space holds, so that torch
+    raises its own error.
+    """
 
     def too_much() -> BaseException:
         torch.empty(1 << 60)

@@ -107,7 +107,7 @@ def test_a_lonely_worker_that_skips_leaves_the_weights_as_they_are(tmp_path: Pat
 
 
 class Flipped(Classification):
-    """The digits; in the fifth step of worker 2, the lowest bit of one of its weights flips."""
+    """A task on digits in which the lowest bit of one of worker 2's weights flips in its fifth step."""
 
     def __init__(self) -> None:
         super().__init__("LeNet", "digits", seed=1)

@@ -54,7 +54,9 @@ def newest(train_dir: Path) -> Path:
 
 
 def test_the_momentum_of_a_tensor_in_the_file_is_torchs_after_three_steps(tmp_path: Path) -> None:
-    """Compare a dense run of one worker with a torch loop over the same batches, and with v = .9 v + g."""
+    """Compare the momentum in the checkpoint of a dense run with one worker with torch's, over the same batches, and with v
+    = .9 v + g.
+    """
     run(config(tmp_path, local=1, network="LeNet", max_steps=3))
     task = Classification("LeNet", "digits", seed=3)
     torch.manual_seed(3)

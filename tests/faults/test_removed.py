@@ -114,7 +114,9 @@ def test_a_checkpoint_whose_files_are_removed_is_given_up_and_training_goes_on(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """With 2 workers: no worker is suspended or lost, published checkpoints are complete, and --resume continues the run."""
+    """Check that neither of 2 workers is suspended or lost, that published checkpoints are complete, and that --resume
+    continues the run.
+    """
     train_dir = tmp_path / "run"
     meddled(monkeypatch, moment, remove, train_dir, STEP)
     assert run(config(train_dir)) == 0

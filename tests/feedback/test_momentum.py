@@ -1,4 +1,4 @@
-"""Momentum is applied once, by one owner, and includes weight decay wherever it is applied."""
+"""Momentum is applied once, either by the master or by the workers, and includes weight decay in both cases."""
 
 from __future__ import annotations
 

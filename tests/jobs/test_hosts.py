@@ -1,4 +1,4 @@
-"""psnode doctor --hosts: by the real ssh to real sshds on addresses of this machine, each with a different fault."""
+"""psnode doctor --hosts: the real ssh to real sshds on addresses of this machine, each with a different fault."""
 
 from __future__ import annotations
 

@@ -91,7 +91,9 @@ def test_a_codec_parameter_goes_into_the_codec_where_one_is_given() -> None:
 def test_parameters_of_a_codec_in_a_file_are_varied(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], calls: list[list[str]]
 ) -> None:
-    """`--vary octaves=...` sets the parameter in each trial's recorded codec; a parameter that the codec lacks is refused."""
+    """Check that `--vary octaves=...` sets the parameter in each trial's recorded codec, and that a parameter which the
+    codec lacks is refused.
+    """
     own = f"{ROOT / 'examples' / 'codec.py'}:Logarithmic"
     job = [*JOB, "--codec", own, "--feedback", "ef"]
     words = ["tune", "--steps", "2", "--metric", "train-loss", "--output", str(tmp_path / "out"), "--json"]

@@ -319,7 +319,7 @@ class Embedded(Body):
 
 
 class Clamped(Weighted):
-    """A weight that is kept within bounds by the forward pass or by the declared constraint, in the way `how`."""
+    """A weight that is kept within bounds by the forward pass or by the declared constraint; `how` names the way."""
 
     def __init__(self, how: str) -> None:
         super().__init__()

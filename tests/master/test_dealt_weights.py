@@ -92,7 +92,7 @@ def folder_of(run: Checkpoint) -> Path:
 
 
 def differences(one: Checkpoint, other: Checkpoint) -> list[str]:
-    """Return the tensors in which two checkpoints differ, in all files but that of the norms of pushes."""
+    """Return the tensors in which two checkpoints differ, in all files except that of the norms of pushes."""
     assert one.facts["files"].keys() == other.facts["files"].keys()
     found = []
     for file in one.facts["files"].keys() - {checkpoint.NORMS}:

@@ -1,4 +1,4 @@
-"""The messages at the end of a version: each worker is told about its own last gradient only."""
+"""The messages at the end of a version: each worker is told only about its own last gradient."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ class Halves:
         return self.whole.digest()
 
     def state(self) -> ShardState:
-        """Return copies, which later versions do not change."""
+        """Return copies of the state, which later versions do not change."""
         self._gather()
         states = [shard.state() for shard in self.shards]
         memories = {name: value.clone() for state in states for name, value in state.optimizer.items()}

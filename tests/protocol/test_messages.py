@@ -1,4 +1,4 @@
-"""Control messages: strict when written and when read."""
+"""Control messages: invalid ones are refused, both when they are written and when they are read."""
 
 from __future__ import annotations
 

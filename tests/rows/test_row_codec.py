@@ -135,7 +135,7 @@ def test_a_generated_module_that_somebody_changed_is_written_anew(tmp_path: Path
     ],
 )
 def test_settings_that_differ_in_a_parameter_share_their_kernels(one: str, other: str) -> None:
-    """Check the bytes of each setting, in turn, against the interpreter."""
+    """Check that both settings share their kernels, and that each of them, in turn, gives the bytes of the interpreter."""
     codecs = [cast(Generated, get_codec(spec)) for spec in (one, other)]
     assert coder_of(codecs[0]).functions is coder_of(codecs[1]).functions
     x, bodies = gaussian(5000), []

@@ -1,4 +1,4 @@
-"""`psnode codecs --source`, and which codecs are reported to have rows."""
+"""`psnode codecs --source`, and the codecs that are reported to have rows."""
 
 from __future__ import annotations
 

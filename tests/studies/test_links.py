@@ -1,4 +1,4 @@
-"""Bytes of links beside those of the routes: sizes of frames by hand, and counts that differ."""
+"""Bytes of links compared with those of the routes: sizes of frames by hand, and counts that differ."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def test_nothing_is_lost_or_told_twice_while_many_threads_put() -> None:
 
 
 def test_a_wait_ends_though_a_handler_outlasted_it() -> None:
-    """Check a wait for which queue.SimpleQueue would block for ever."""
+    """Check that a wait ends although a handler takes longer than the wait; queue.SimpleQueue would block for ever."""
     program = """
 import queue, signal, time
 from psnode.transport.mailbox import Mailbox

@@ -74,7 +74,7 @@ def test_metrics_are_sums_over_batches_of_any_number() -> None:
 
 
 def test_dropout_is_drawn_by_seed_rank_and_step_as_in_runs_of_before() -> None:
-    """Resumed runs must continue with the same masks, whose seed is NumPy's first word of (seed, 2, rank, step)."""
+    """Check the masks of dropout, which resumed runs must continue: their seed is NumPy's first word of (seed, 2, rank, step)."""
     for seed, rank, step in ((1, 1, 1), (1, 2, 1), (7, 3, 40)):
         seed_torch(seed, rank, step, torch.device("cpu"))
         [expected] = np.random.SeedSequence((seed, 2, rank, step)).generate_state(1, np.uint64)

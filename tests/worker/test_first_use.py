@@ -20,7 +20,7 @@ from psnode.worker.first_use import FirstUse
 
 
 class Recorder:
-    """Records the weights that are required; all weights are missing for ever."""
+    """Records the weights that are required; no weight ever arrives."""
 
     def __init__(self) -> None:
         self.missing: set[int] = {0}

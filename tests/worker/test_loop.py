@@ -112,7 +112,7 @@ class Ground:
     def publish(
         self, version: int, step: int, weights: np.ndarray, flags: Flag = Flag.NONE, unused: tuple[int, ...] = ()
     ) -> None:
-        """Send `version` of the weights, made from the gradient of `step`, of which the groups `unused` were not used."""
+        """Send `version` of the weights, made from the gradient of `step` without its groups `unused`."""
         for group in self.plan.groups:
             frame = wire.GroupFrame(1, wire.padded(IDENTITY.max_nbytes((group.size,))))
             frame.take(IDENTITY.encode(weights[group.start : group.stop], Key.derive(0), out=frame.room).nbytes)

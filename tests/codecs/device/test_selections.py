@@ -90,7 +90,7 @@ def test_arrays_of_any_length(spec: str, size: int) -> None:
 @with_gxx
 @pytest.mark.usefixtures("cupy")
 def test_topk_sends_what_sorting_finds() -> None:
-    """Find the largest values by NumPy's stable sort, without psnode."""
+    """Check the sent values against the largest ones, which NumPy's stable sort finds without psnode."""
     x = np.round(np.random.default_rng(3).standard_normal(20_000), 1).astype(np.float32)  # a few dozen values, many ties
     expected = np.sort(np.argsort(-np.abs(x), kind="stable")[:200])
     codec = get_codec("topk:ratio=0.01")

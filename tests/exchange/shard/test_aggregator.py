@@ -1,4 +1,4 @@
-"""The aggregators compared with NumPy's sums; ties over many keys."""
+"""The aggregators compared with NumPy's sums, and majority votes with ties over many keys."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def slots(groups: int) -> list[Slot]:
 
 @dataclass
 class World:
-    """`rounds` and the workers around them; an event is (kind, rank, group)."""
+    """The `rounds` under test with their workers. An event is (kind, rank, group)."""
 
     workers: int
     groups: int

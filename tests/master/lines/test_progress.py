@@ -14,8 +14,8 @@ from psnode.records.metrics import Seconds, StepRecord
 
 
 def record(step: int) -> StepRecord:
-    """Return the record of a 20 ms step of two workers with 1000 coordinates, which sent an eighth of float32
-    in both directions.
+    """Return the record of a 20 ms step of two workers with 1000 coordinates, which sent an eighth of float32's bytes in
+    each direction.
     """
     seconds = Seconds(0.02, 0, 0, 0, 0, 0, 0)
     return StepRecord(step, step / 10, 2.5, 0.1, 2, 2, 1000, 1000, 0, 100.0, seconds, None, {"top1": 0.25})

@@ -54,7 +54,7 @@ class Job:
         return GroupClosed(self.groups[rank], 1, 8, (AddedGradient(1, 1, 0), AddedGradient(2, 1, 0)))._replace(**changed)
 
     def orders(self, rank: int) -> list[Order]:
-        """Return the orders that have come to the shard of `rank`."""
+        """Return the orders that have reached the shard of `rank`."""
         found = []
         while (arrival := self.ends[rank].poll(SHARD_TAG)) is not None:
             found.append(Order.from_bytes(wire.unpack(arrival.data, job=0).body, 0))

@@ -1,4 +1,4 @@
-"""Shards on workers that lose one of them in the middle of a round: real servers, and the master's handle of them."""
+"""Shards on workers, one of which is lost in the middle of a round: real servers, and the master's handle of them."""
 
 from __future__ import annotations
 

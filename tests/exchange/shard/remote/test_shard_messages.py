@@ -1,4 +1,4 @@
-"""Messages between master and shard: what is written is read again, and nothing else is."""
+"""Messages between master and shard: a written message is read as the same message, and any other is refused."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Passed(NamedTuple):
 
 
 class Slow:
-    """The stages of the model, group by group in plain numbers."""
+    """The stages of the step model, computed group by group in plain numbers."""
 
     def __init__(self, profile: Profile, candidates: list[CodecCandidate], scenario: Scenario) -> None:
         self.profile, self.candidates, self.scenario = profile, candidates, scenario
