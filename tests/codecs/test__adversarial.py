@@ -96,15 +96,8 @@ def test_unbiased_on_inputs_that_are_hard(spec: str, name: str) -> None:
 
 @pytest.mark.parametrize("spec", stated())
 def test_contractive_forms_shrink_inputs_that_are_hard(spec: str) -> None:
-    """Check that the mean of
-
-    x - C(x)
-
-    ^2 over 20 keys is at most
-
-    x
-
-    ^2. Except for sketchml this holds for each key, so no correct program fails.
+    """Check that the mean of ||x - C(x)||^2 over 20 keys is at most ||x||^2. Except for sketchml this holds for each key, so
+    no correct program fails.
     """
     codec = get_codec(spec).contractive()
     for name, x in INPUTS.items():

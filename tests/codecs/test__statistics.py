@@ -58,15 +58,8 @@ def test_unbiased_at_every_class_of_coordinates(unbiased: Codec, name: str) -> N
 
 @pytest.mark.parametrize("name", STATED)
 def test_contractive_form_shrinks_what_it_is_given(contraction: Codec, name: str) -> None:
-    """Check that the mean of
-
-    x - C(x)
-
-    ^2 over 20 keys is at most
-
-    x
-
-    ^2, as a contraction requires, and that some key gives a smaller error.
+    """Check that the mean of ||x - C(x)||^2 over 20 keys is at most ||x||^2, as a contraction requires, and that some key
+    gives a smaller error.
     """
     x = STATED[name]
     losses = []

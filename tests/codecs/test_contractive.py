@@ -37,19 +37,8 @@ def test_decodes_c_times_what_the_wrapped_codec_decodes(spec: str, scale: float)
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("n", [1, 7, 512, 3000])
 def test_never_leaves_more_than_it_was_given(spec: str, n: int) -> None:
-    """Check for every key that
-
-    x - c Q
-
-     <=
-
-    x
-
-    , not only on average: the squared error is
-
-    x
-
-    ^2 (1 - cos^2), with the angle between x and Q.
+    """Check for every key that ||x - c Q|| <= ||x||, not only on average: the squared error is ||x||^2 (1 - cos^2), with the
+    angle between x and Q.
     """
     codec = get_codec(spec).contractive()
     for seed in range(50):

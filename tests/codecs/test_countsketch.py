@@ -41,15 +41,8 @@ def test_cells_are_the_signed_sums(name: str) -> None:
 
 @pytest.mark.parametrize("rows", [1, 2, 5, 16])
 def test_the_variance_of_the_mean_is_that_of_its_cells(rows: int) -> None:
-    """Check that E
-
-    decode - x
-
-    ^2 is (d - 1) / cells
-
-    x
-
-    ^2 for d coordinates, over 60 keys, within 4 standard errors, each below 1.5 %.
+    """Check that E||decode - x||^2 is (d - 1) / cells ||x||^2 for d coordinates, over 60 keys, within 4 standard errors,
+    each below 1.5 %.
     """
     x = student(4000).astype(np.float64)
     codec = get_codec(f"countmean:rows={rows},ratio=0.2")

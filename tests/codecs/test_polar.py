@@ -133,11 +133,8 @@ def test_rotated_values_are_read_the_same(size: int) -> None:
 
 
 def test_rotated_values_have_an_omega_of_two_fifths_at_one_bit() -> None:
-    """Check that omega is two fifths at one bit, and that the mean of 100 decodes has the error omega / 100
-
-    x
-
-    ^2, up to a share of 1 / sqrt(2^14).
+    """Check that omega is two fifths at one bit, and that the mean of 100 decodes has the error omega / 100 ||x||^2, up to a
+    share of 1 / sqrt(2^14).
     """
     x = (student(32 * 1024) ** 3).astype(np.float32)
     codec = get_codec("polar:rotate=true")

@@ -45,12 +45,8 @@ def spread(norms: np.ndarray, bucket: int, size: int) -> np.ndarray:
 
 
 def variance(x: np.ndarray, levels: int, bucket: int, norm: str) -> float:
-    """Return the variance E
-
-    Q(x) - x
-
-    ^2. A coordinate at a distance f above a level is rounded up with probability f, which gives a variance of f (1 - f)
-    (norm / s)^2 for s levels.
+    """Return the variance E||Q(x) - x||^2. A coordinate at a distance f above a level is rounded up with probability f,
+    which gives a variance of f (1 - f) (norm / s)^2 for s levels.
     """
     total = 0.0
     for start in range(0, x.size, bucket):

@@ -149,11 +149,8 @@ def test_the_cover_is_unbiased_and_its_omega_is_what_it_says():
 
 
 def test_the_random_term_has_the_expectation_of_what_is_left_out():
-    """Check that <x, all terms> has mean
-
-    x
-
-    ^2, within 4 standard errors; a wrong factor (D - 1) / D of the random term would be 6 standard errors away.
+    """Check that <x, all terms> has mean ||x||^2, within 4 standard errors; a wrong factor (D - 1) / D of the random term
+    would be 6 standard errors away.
     """
     x = gaussian(40, 60)
     energy = np.sum(x.astype(float) ** 2)

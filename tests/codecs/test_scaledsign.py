@@ -42,20 +42,7 @@ def test_magnitudes_are_the_means_of_the_buckets_and_signs_those_of_the_coordina
 @pytest.mark.parametrize("bucket", [0, 100, 4096])
 @pytest.mark.parametrize("name", INPUTS)
 def test_the_squared_error_is_that_of_the_identity(name: str, bucket: int) -> None:
-    """Check
-
-    v - w
-
-    ^2 =
-
-    v
-
-    ^2 -
-
-    v
-
-    _1^2 / B in every bucket v of B values, decoded to w, with and without zeros.
-    """
+    """Check ||v - w||^2 = ||v||^2 - ||v||_1^2 / B in every bucket v of B values, decoded to w, with and without zeros."""
     x = INPUTS[name].astype(np.float64)
     size = bucket or x.size
     parts = [x[start : start + size] for start in range(0, x.size, size)]

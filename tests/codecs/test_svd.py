@@ -72,15 +72,8 @@ def decoded_by_numpy(payload: Payload) -> np.ndarray:
 
 
 def theoretical_omega(x: np.ndarray, budget: float) -> float:
-    """Return the theoretical omega, (sum lambda^2 / p -
-
-    x
-
-    ^2) /
-
-    x
-
-    ^2, for the singular values lambda of x. The probabilities are p = min(1, c lambda), with c found by bisection.
+    """Return the theoretical omega, (sum lambda^2 / p - ||x||^2) / ||x||^2, for the singular values lambda of x. The
+    probabilities are p = min(1, c lambda), with c found by bisection.
     """
     lam = np.linalg.svd(x.astype(np.float64), compute_uv=False)
     low, high = 0.0, 1 / lam[-1]

@@ -78,11 +78,7 @@ def test_with_both_parameters_1_it_is_error_feedback() -> None:
 @pytest.mark.parametrize("parameters", [(0.2, 0.9), (0.1, 0.5), (0.15, 1.0)])
 def test_the_memory_settles_at_the_variance_of_the_recursion(parameters: tuple[float, float]) -> None:
     """Check E h^2 = omega / (1 - alpha^2 omega - (beta - alpha)^2) for the memory h, if gradients have variance 1 and the
-    codec's variance is omega
-
-    p
-
-    ^2.
+    codec's variance is omega ||p||^2.
 
     randk draws 1024 of 10240 coordinates, so omega is 9. Repetition with other seeds shows that the mean over 400 steps
     varies by less than 1.5 %; the test allows 8 %.

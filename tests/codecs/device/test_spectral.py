@@ -233,16 +233,8 @@ def test_the_mean_of_decodes_is_x(spec: str, x: Floats) -> None:
 
 
 def theoretical_omega(x: Floats, budget: float) -> float:
-    """Return the theoretical omega, (sum lambda^2 / p -
-
-    x
-
-    ^2) /
-
-    x
-
-    ^2, for the singular values lambda of x. The probabilities are p = min(1, c lambda), where bisection finds the c at which
-    they sum to `budget`.
+    """Return the theoretical omega, (sum lambda^2 / p - ||x||^2) / ||x||^2, for the singular values lambda of x. The
+    probabilities are p = min(1, c lambda), where bisection finds the c at which they sum to `budget`.
     """
     lam = np.linalg.svd(x.astype(np.float64), compute_uv=False)
     low, high = 0.0, 1 / lam[-1]
