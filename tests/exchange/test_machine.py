@@ -19,8 +19,8 @@ def test_a_machine_is_this_host_with_the_cores_of_this_process() -> None:
 
 
 def test_fma_says_how_often_an_update_rounds() -> None:
-    """Check an update with a = 1 + 2^-12: a * a = 1 + 2^-11 + 2^-24 loses its last bit if the product is rounded before the
-    subtraction.
+    """Check the reported fact `fma` by an update with a = 1 + 2^-12: a * a = 1 + 2^-11 + 2^-24 loses its last bit if the
+    product is rounded before the subtraction.
     """
     a = np.float32(1 + 2.0**-12)
     x, total = np.array([-(1 + 2.0**-11)], np.float32), np.array([a], np.float32)

@@ -148,8 +148,8 @@ def run_of(versions: int, rng: np.random.Generator) -> tuple[list[Message], list
 
 
 def test_every_interleaving_of_two_versions_ends_in_the_same_weights() -> None:
-    """Check all 560 orders: parts of version 2 may precede the end of version 1, and this end may precede version 1's last
-    part.
+    """Check that all 560 orders give the same weights: parts of version 2 may precede the end of version 1, and this end may
+    precede version 1's last part.
     """
     rng = np.random.default_rng(1)
     sources = (1, 1, 2, 2)
@@ -214,7 +214,9 @@ def test_random_interleavings_of_many_versions_give_each_version_bit_for_bit(see
 
 @pytest.mark.parametrize("seed", range(30))
 def test_a_worker_that_returns_goes_on_from_whole_weights_whatever_their_order(seed: int) -> None:
-    """Check a worker that was suspended during version 1 and was never sent versions 2 and 3."""
+    """Check that a worker that was suspended during version 1, and was never sent versions 2 and 3, continues from whole
+    weights, whatever the order of frames.
+    """
     rng = np.random.default_rng(seed)
     start = [part(0, group, rng, kind=Kind.WEIGHTS) for group in range(len(SIZES))]
     rest = [part(1, group, rng) for group in (0, 1)]
@@ -242,7 +244,9 @@ def test_a_worker_that_returns_goes_on_from_whole_weights_whatever_their_order(s
 
 @pytest.mark.parametrize("seed", range(20))
 def test_whole_weights_may_follow_the_changes_of_the_same_version(seed: int) -> None:
-    """Check a worker that is readmitted at once, and is sent again the version that it has or is receiving."""
+    """Check that whole weights may follow changes: a worker that is readmitted at once is sent again the version that it has
+    or is receiving.
+    """
     rng = np.random.default_rng(seed)
     y = np.zeros(PLAN.size, np.float32)
     messages = []

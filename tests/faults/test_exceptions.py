@@ -190,8 +190,8 @@ def test_below_the_quorum_the_job_ends_with_the_exception_behind_a_checkpoint(
 
 
 def test_a_loss_that_is_not_finite_is_told_of_the_weights_and_all_ranks_not_of_who_spoke_first(tmp_path: Path) -> None:
-    """Check the error if worker 2's gradient of step 4 is finite but far too large: all ranks find in step 5 that the
-    weights are ruined.
+    """Check that the error names the weights and all ranks if worker 2's gradient of step 4 is finite but far too large: all
+    ranks find in step 5 that the weights are ruined.
     """
     with pytest.raises(PsnodeError) as caught:
         run(config(tmp_path, scheme="dense", feedback="none", norm_cap=0.0), Lies())

@@ -53,8 +53,8 @@ def test_200_steps_of_a_recorded_stream_are_those_of_the_papers_equations_bit_fo
 @pytest.mark.parametrize("beta", [0.0, 0.5, 0.9, 1.0])
 @pytest.mark.parametrize("alpha", [0.2, 1.0])
 def test_the_memory_is_the_decayed_sum_of_gradients_minus_sent_values(alpha: float, beta: float) -> None:
-    """Compare the memory with that sum in float64, within three roundings per step. With beta = 1, sent values + memory =
-    gradients.
+    """Compare the memory with the decayed sum in float64, within three roundings per step. With beta = 1, sent values +
+    memory = gradients.
     """
     rule, codec = get_feedback(f"ecq:alpha={alpha},beta={beta}"), get_codec("qsgd")
     state, owed, scale = rule.init(SIZE), np.zeros(SIZE), 0.0

@@ -14,8 +14,8 @@ from psnode.records.metrics import METRICS
 
 @pytest.mark.parametrize(("first", "total"), [(0, 32), (32, 48)])
 def test_the_last_step_counts_the_steps_that_another_number_of_workers_took(tmp_path: Path, first: int, total: int) -> None:
-    """Check a run of 2 epochs, of 16 steps each with two workers. If `first` is 32, one worker took the first epoch in 32
-    steps.
+    """Check the total number of steps in a run of 2 epochs, of 16 steps each with two workers. If `first` is 32, one worker
+    took the first epoch in 32 steps.
     """
     epochs = first // 32
     last = {"step": total, "epoch": epochs + (total - first) / 16, "lr": 0.05}

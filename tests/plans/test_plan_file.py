@@ -278,8 +278,8 @@ def test_code_in_a_file_is_executed_only_if_it_is_named(tmp_path: Path) -> None:
 
 
 def test_a_run_in_the_default_directory_is_resumed_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check a run with a plan: the directory is named after the scheme on the command line, although the record holds the
-    plan's scheme.
+    """Check that a run with a plan is resumed in its default directory, which is named after the scheme on the command line,
+    although the record holds the plan's scheme.
     """
     monkeypatch.chdir(tmp_path)
     file = saved(tmp_path / "plan.json", mixed())

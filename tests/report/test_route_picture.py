@@ -92,7 +92,7 @@ def test_frames_follow_the_weights_from_reader_to_reader() -> None:
 
 @pytest.mark.parametrize("routes", [ROUTES, (Relayed(0, THREE),), tuple(gather(Layout(3), PLAN))])
 def test_all_lines_are_inside_the_picture(routes: tuple[Route, ...]) -> None:
-    """Check the four points of every curve: the curve lies inside their hull."""
+    """Check that all curves lie inside the picture: the four points of each curve do, and a curve lies inside their hull."""
     picture = route_picture(groups(routes), "a title")
     _, _, width, height = map(float, str(picture.get("viewBox")).split())
     for path in picture.iter("path"):

@@ -46,8 +46,8 @@ def test_all_contract_inputs(spec: str, make) -> None:
 
 
 def test_settled_values_that_no_code_needs_may_be_undefined() -> None:
-    """Check a row of zeros, which has no scale, so that its quotients are not numbers. On average two of 2^17 coordinates
-    have a tie of random bits, which such a quotient's fraction would decide.
+    """Check that a row of zeros is coded correctly, although it has no scale, so that its quotients are not numbers. On
+    average two of 2^17 coordinates have a tie of random bits, which such a quotient's fraction would decide.
     """
     check(get_codec("dithered"), interpreted("dithered"), np.zeros(2**17, np.float32))
 

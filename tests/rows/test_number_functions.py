@@ -67,7 +67,7 @@ def test_equal_functions_are_written_once(spec: str) -> None:
 
 
 def test_coordinates_that_share_random_bits_call_one_function() -> None:
-    """Check the loop of dithered, which codes four coordinates at a time."""
+    """Check that the loop of dithered calls one function for the four coordinates that share random bits."""
     loops = text_of(program(get_codec("dithered"))).split("for i in range(128):")[1:]
     called = [re.findall(r"= (f\d+)\(v\[", loop) for loop in loops]
     assert called[0][:4] == called[0][:1] * 4

@@ -57,7 +57,9 @@ def test_layers_are_asked_for_in_the_order_of_the_forward_pass() -> None:
 
 
 def test_weights_used_without_a_call_of_their_module_are_noticed() -> None:
-    """Check MultiheadAttention, which never calls its out_proj, and an LSTM, which passes its weights together."""
+    """Check that uses are noticed in MultiheadAttention, which never calls its out_proj, and in an LSTM, which passes its
+    weights together.
+    """
     x = torch.ones(4, 2, 8)
     for model, inputs in ((nn.MultiheadAttention(8, 2), (x, x, x)), (nn.LSTM(8, 3), (x,))):
         asked, where = first_uses(model, *inputs)
@@ -133,7 +135,9 @@ def scripted_function() -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore:.*TypedStorage", "ignore:.*torch.jit.script")
 @pytest.mark.parametrize("use", USES)
 def test_a_weight_is_waited_for_however_it_is_used(use: str) -> None:
-    """Check uses of the weight outside the module that owns it, which no call of this module shows."""
+    """Check that a weight is awaited if it is used outside the module that owns it, so that no call of this module shows the
+    use.
+    """
     model = nn.Linear(4, 4)
     vector, where = flat(model)
     recorder = Recorder()

@@ -167,8 +167,8 @@ def test_buffers_that_a_pass_makes_or_resizes_are_as_before(first: torch.Tensor 
 
 
 def test_a_loss_that_is_rounded_by_where_its_weights_lie_need_not_wait() -> None:
-    """Check a loss that depends on the address of its weights. torch's memory begins at multiples of 64 bytes; in the
-    vector, the weight follows 8 x 8 + 8 + 1 other values.
+    """Check that a model need not wait if its loss depends on the address of a weight. torch's memory begins at multiples of
+    64 bytes; in the vector, the weight follows 8 x 8 + 8 + 1 other values.
     """
 
     class Aligned(models.Weighted):

@@ -194,8 +194,8 @@ def test_a_round_of_two_steps_sends_one_gradient_and_one_report(made: list[Groun
 
 
 def test_a_gradient_has_the_learning_rate_of_its_rounds_first_step(made: list[Ground]) -> None:
-    """Check the rates of a gradient and of its memory. The schedule counts from 0; a memory without a recorded unit is
-    rescaled from the previous round's rate.
+    """Check that a gradient has the rate of its round's first step. The schedule counts from 0; a memory without a recorded
+    unit is rescaled from the previous round's rate.
     """
     made.append(ground := Ground(steps=3, last_step=6))
     steps, weights = ground.worker.steps(), np.zeros(ground.plan.size, np.float32)

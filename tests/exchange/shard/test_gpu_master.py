@@ -84,8 +84,8 @@ def test_a_run_begins_on_either_and_goes_on_on_the_other(cupy: FakeCupy, tmp_pat
 def test_a_checkpoint_that_is_still_being_written_keeps_its_values(
     cupy: FakeCupy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Check a checkpoint that is written late, when the host already has the values of two versions later, which were copied
-    to be hashed.
+    """Check that a checkpoint keeps its values if it is written late, when the host already has the values of two versions
+    later, which were copied to be hashed.
     """
     settings = SETTINGS | {"scheme": "qsgd", "record_history": True}
     assert run(Config(train_dir=tmp_path / "host", **settings)) == 0

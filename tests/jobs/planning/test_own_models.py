@@ -447,8 +447,8 @@ with psnode.session(model, train_dir="run", plan={str(tmp_path / "plan.json")!r}
 
 
 def test_models_that_ddp_does_not_train_are_planned_without_it(tmp_path: Path) -> None:
-    """Check a loss that calls a method of the model, a parameter without a gradient, and a scalar parameter, with the real
-    measurement.
+    """Check that models are planned without DDP if the loss calls a method of the model, a parameter has no gradient, or a
+    parameter is a scalar, with the real measurement.
     """
     program = """
 import torch, psnode

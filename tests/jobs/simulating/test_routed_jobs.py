@@ -241,8 +241,8 @@ def test_a_worker_that_stands_still_holds_up_a_gather() -> None:
 
 @pytest.mark.parametrize(("begin", "end", "seconds"), [(0.35, 0.36, 0.45), (0.37, 1.37, 1.42), (0.42, 1.42, 1.4)])
 def test_a_worker_that_stands_still_passes_no_weights_on(begin: float, end: float, seconds: float) -> None:
-    """Check a stopped rank 1. Ranks 1 and 2 get the weights of the first version at .4 s, over the master's link together;
-    rank 1 passes them on to rank 3 in .05 s.
+    """Check a rank 1 that is stopped for a while. Ranks 1 and 2 get the weights of the first version at .4 s, over the
+    master's link together; rank 1 passes them on to rank 3 in .05 s.
 
     If rank 1 does so before it is stopped, its own passes are the last to end.
     """

@@ -265,8 +265,8 @@ def test_the_job_goes_on_without_the_dead(rule: dict[str, Any]) -> None:
 
 
 def test_a_frame_that_has_not_passed_the_link_when_its_sender_dies_is_lost() -> None:
-    """Check two frames of .1 s that share the link from .3 s on. At .4 s, when one sender dies, half of each has passed; the
-    other's rest takes .05 s.
+    """Check that the rest of a dead worker's frame is lost. Two frames of .1 s share the link from .3 s on; at .4 s, when
+    one sender dies, half of each has passed, and the other's rest takes .05 s.
     """
     costs = scheme({"up": 100_000})
     found = job(costs, Scenario(2, RATE, 0.0, 8, uneven=0.0), 1, among=Disturbances(deaths=[Death(1, 0.4)], detection=0.01))

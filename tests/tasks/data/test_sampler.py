@@ -137,8 +137,8 @@ def test_fewer_examples_than_a_step_takes_are_refused():
 
 
 def test_a_share_goes_on_where_its_worker_was_though_that_is_before_the_steps_of_the_deal() -> None:
-    """Check a worker that returns after ten steps to a run in which the other two of three workers are dealt the examples
-    after 70 epochs.
+    """Check that a worker returns to its own position: two of three workers were dealt the examples after 70 epochs, and the
+    third returns after ten steps, before the first step of that deal.
     """
     sampler = Sampler(length=60, worker=0, workers=2, batch=5, sample_offset=70 * 6 - 70 * 4)
     behind = sampler.finished(10, 3)  # 2 epochs of 4 steps and 2 steps: half an epoch, which now has 6 steps

@@ -192,7 +192,7 @@ def test_a_shard_whose_death_is_announced_late_does_not_contradict_the_others(ma
     has, and dies with rank 2.
 
     The transport announces a death only after the last messages of the dead rank, so the master asks the other shards before
-    it knows of rank 3's death.
+    it knows of rank 3's death. All groups must be closed with the gradients of ranks 1, 3 and 4.
     """
     job = make(4)
     job.send(2, [3])

@@ -32,8 +32,8 @@ def of(path: Path, own: Profile | None = None, scenario: Scenario = SCENARIO, *,
 
 
 def test_factors_known_beforehand_are_recovered(tmp_path: Path) -> None:
-    """Check a run in which passes take 2 times as long as in the profile, coding 3, decoding 4 and updates 5 times, and
-    frames have 1.5 times and half the bytes.
+    """Check that a refit recovers the factors of a run: passes take 2 times as long as in the profile, coding 3, decoding 4
+    and updates 5 times, and frames have 1.5 times the bytes up and half the bytes down.
     """
     before, found = profile(), of(make_run(tmp_path / "run"))
     after = found.profile
@@ -99,7 +99,9 @@ def test_predicted_figures_are_the_sums_of_the_profile(tmp_path: Path) -> None:
 
 
 def test_a_cost_that_was_not_foreseen_is_shared_out_by_the_coordinates(tmp_path: Path) -> None:
-    """Check coding that takes no time in the profile: a group of 500 of 2000 coordinates gets a quarter of the measured time."""
+    """Check that a measured coding time, for which the profile has 0, is divided by coordinates: a group of 500 of 2000
+    coordinates gets a quarter of it.
+    """
     own = profile()
     free = replace(own.schemes["qsgd"], groups=tuple(replace(group, encode=0.0) for group in own.schemes["qsgd"].groups))
     found = of(make_run(tmp_path / "run", plan=plan_of_codecs((QSGD,), (QSGD,) * 3)), replace(own, schemes={"qsgd": free}))
@@ -166,8 +168,8 @@ def test_a_run_without_overlap_needs_all_weights_at_once(tmp_path: Path) -> None
     ],
 )  # fmt: skip
 def test_a_simulated_run_with_other_figures_is_recovered(topology: str, rate: float | None, tmp_path: Path) -> None:
-    """Check a simulated run whose passes take 2.5 times as long as the profile's, and whose coding, frames and updates
-    differ too.
+    """Check that the figures of a simulated run are recovered. Its passes take 2.5 times as long as the profile's, and its
+    coding, frames and updates differ too.
 
     The simulated connections take turns by other rules than those of a predicted step, so that the rate is recovered less
     exactly than other figures.
@@ -236,7 +238,7 @@ def test_profiles_of_earlier_versions_are_refused(tmp_path: Path) -> None:
 
 
 def test_groups_under_another_topology_follow_from_the_workers_after_a_refit(tmp_path: Path) -> None:
-    """Check the groups of a mesh, about four for each worker, if the profile has one group of 8 MB."""
+    """Check that a mesh has about four groups for each worker after a refit, where the profile has one group of 8 MB."""
     size = 2_000_000
     tensors = tuple(TensorTimes((size // 100,), 0.2 * (n + 1) / 100, 0.0, f"t{n}") for n in range(100))
     whole = Plan(
