@@ -1,4 +1,6 @@
-"""Blosc: lossless to the bit, the same bytes as with one thread, and random frames."""
+"""Blosc: values come back bit for bit, the bytes do not depend on the number of threads, and damaged frames are refused or
+harmless.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiled kernels are compiled again when a function that they call changes, not only when they change themselves."""
+"""Compiled kernels are compiled again when a function that they call changes, not only when they themselves change."""
 
 from __future__ import annotations
 
@@ -136,8 +136,8 @@ def nowhere(folder: Path) -> tuple[list[str], dict[str, str]]:
 @pytest.mark.long
 @pytest.mark.skipif(os.geteuid() == 0 and shutil.which("setpriv") is None, reason="no setpriv")
 def test_every_command_works_where_no_kernel_can_be_kept_and_says_what_to_set(tmp_path: Path) -> None:
-    """Check every command with a copy of the package that is not writable and has bytecode but no kernels, as in a container
-    image.
+    """Check that every command works with a copy of the package that is not writable and has bytecode but no kernels, as in
+    a container image.
     """
     package = tmp_path / "image" / "psnode"
     shutil.copytree(Path(psnode.__file__).parent, package, ignore=shutil.ignore_patterns("*.nb[ci]"))  # kernels, not bytecode

@@ -1,4 +1,4 @@
-"""The header of a payload, byte by byte."""
+"""The header of a payload, compared byte by byte."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threefry 4x32-13 compared with published vectors and with NumPy; keys."""
+"""Threefry 4x32-13 compared with published vectors and with NumPy, and the keys that are derived with it."""
 
 from __future__ import annotations
 

@@ -286,8 +286,8 @@ class Taken:
 def test_a_job_that_is_kept_alive_beside_another_launch_leaves_nothing_untold(
     world_module: Any, keys: list[Path], first: int, tmp_path: Path
 ) -> None:
-    """Check that every node that stays is reported, in 100 schedules in which EC2 takes nodes, calls fail, and another user
-    launches the same cluster and shuts down at the end.
+    """Check the nodes in 100 schedules of a job that is kept alive: EC2 takes nodes, calls fail, another user launches the
+    same cluster, and a shutdown ends each schedule.
     """
     for seed in range(first, first + 25):
         chance = random.Random(seed)

@@ -1,4 +1,4 @@
-"""y, a worker's copy of the published weights, tested without a model."""
+"""y, a worker's copy of the published weights: tests without training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rates of links from frames whose times are known, and frames that are answered as asked."""
+"""Rates of links, computed from frames whose times are known, and the frames with which workers answer a probe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Columns of records, their cumulative sums, and curves with few points."""
+"""Columns of records, their cumulative sums, and curves with few points; missing and non-finite numbers are left out."""
 
 from __future__ import annotations
 

@@ -234,7 +234,7 @@ def test_halves_are_summed_beside(coder_of: Callable[[Program], Coder], size: in
 
 @dataclass(frozen=True, repr=False)
 class Given(RowCodec):
-    """A user's own codec with an unresolved number."""
+    """A user's own codec that contains a number which must be given from outside, so that the codec cannot encode."""
 
     id = "given"
     number = 196

@@ -1,4 +1,4 @@
-"""The command `psnode simulate`: its words, its JSON, the records that other commands read, and mistakes."""
+"""The command `psnode simulate`: its lines, its JSON, the records that other commands read, and mistakes in its options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`psnode plan --from RUN`: its table, its JSON, the files that it saves, and mistakes."""
+"""`psnode plan --from RUN`: its table, its JSON, the files that it saves, and options that it refuses."""
 
 from __future__ import annotations
 
