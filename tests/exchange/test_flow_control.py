@@ -1,4 +1,4 @@
-"""Bytes in flight between the master and a rank: their limit, questions to a rank that is behind, its hold, and its release."""
+"""Bytes in flight between the master and a rank: their limit, questions to a rank that lags, its hold, and its release."""
 
 from __future__ import annotations
 

@@ -234,7 +234,7 @@ def test_halves_are_summed_beside(coder_of: Callable[[Program], Coder], size: in
 
 @dataclass(frozen=True, repr=False)
 class Given(RowCodec):
-    """A user's own codec that contains a number which must be given from outside, so that the codec cannot encode."""
+    """A user's own codec whose formula contains a number that the caller must write before encoding, which is refused."""
 
     id = "given"
     number = 196
