@@ -1,4 +1,4 @@
-"""Tests of one process do not see what others have left in PyTorch."""
+"""Tests of one process do not see the functions that other tests have left in PyTorch."""
 
 from __future__ import annotations
 

@@ -262,7 +262,9 @@ def test_the_search_would_find_a_circle() -> None:
 
 
 def test_imports_inside_functions_count(tmp_path: Path) -> None:
-    """Check that imports under TYPE_CHECKING are distinguished: no interpreter runs them."""
+    """Check that imports inside functions are found and marked as lazy, and that those under TYPE_CHECKING are marked: no
+    interpreter runs them.
+    """
     path = tmp_path / "module.py"
     path.write_text("if TYPE_CHECKING:\n    import psnode.task\ndef f():\n    from psnode.codecs import base\n")
     assert [found[1:] for found in imports_of(path)] == [("psnode.task", False, True), ("psnode.codecs.base", True, False)]

@@ -23,7 +23,7 @@ def packed(data: bytes, count: int, alphabet: int) -> np.ndarray:
 
 
 def frequencies(weights: list[int]) -> list[int]:
-    """Return integer frequencies with sum 2^14: 1 for weights whose share is below 1.5; the others share the rest in
+    """Return integer frequencies with sum 2^14. Weights whose share of 2^14 is below 1.5 get 1; the others share the rest in
     proportion, by rounding down cumulative sums.
     """
     total = sum(weights)

@@ -1,4 +1,6 @@
-"""One disproportionate but finite gradient, a lie or a flipped bit: refused, reported with its rank, and not in the weights."""
+"""A finite gradient that is disproportionately large, from a lie or a flipped bit: it is refused, reported with its rank,
+and not in the weights.
+"""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ def plan_of(sizes: list[int], group_bytes: int) -> Plan:
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(0, 40000), min_size=1, max_size=8), st.sampled_from([16384, 65536]), st.data())
 def test_a_part_has_each_coordinate_of_its_groups_once_in_order(sizes: list[int], group_bytes: int, data: st.DataObject) -> None:
-    """Check random parts. Every coordinate is identified by its position in the whole vector, and every tensor by its own
-    position.
+    """Check that a random part has each coordinate of its groups once, in order. Coordinates and tensors are identified by
+    their positions in the whole.
     """
     plan = plan_of(sizes, group_bytes)
     chosen = data.draw(st.sets(st.sampled_from(range(len(plan.groups)))))

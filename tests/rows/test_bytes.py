@@ -1,4 +1,6 @@
-"""All code generated from a formula writes the codec's bytes, leaves its error and decodes to its values."""
+"""All code that is generated from a formula writes the codec's bytes, leaves the codec's error and decodes to the codec's
+values.
+"""
 
 from __future__ import annotations
 

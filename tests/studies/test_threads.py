@@ -1,4 +1,6 @@
-"""`python -m studies.threads`: times from /proc equal those that a process has used, under its threads' names."""
+"""`python -m studies.threads`: its times from /proc equal those that a process has used, and are listed under the threads'
+names.
+"""
 
 from __future__ import annotations
 

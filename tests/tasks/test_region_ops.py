@@ -1,4 +1,6 @@
-"""psnode.tasks.region_ops: nms and roi_align compared with loops from their definitions, and gradients with differences."""
+"""psnode.tasks.region_ops: nms and roi_align compared with loops from their definitions, and gradients with finite
+differences.
+"""
 
 import itertools
 import math

@@ -218,7 +218,7 @@ def test_compiled_code_runs_operator_by_operator_under_the_watch() -> None:
 
 
 class AtOnce(Recorder):
-    """A recorder for which everything arrives with the first required weight."""
+    """A recorder for which all weights arrive together with the first required weight."""
 
     def require(self, start: int, stop: int) -> None:
         super().require(start, stop)

@@ -1,4 +1,4 @@
-"""Leaves of a loss's graph: parameters are found, inputs are not, whatever lies between."""
+"""Leaves of a loss's graph: parameters are found and inputs are not, whatever functions lie between."""
 
 from __future__ import annotations
 

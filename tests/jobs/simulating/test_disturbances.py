@@ -1,4 +1,4 @@
-"""Disturbances of simulated jobs: work through standstills, draws of durations, and texts that are refused."""
+"""Disturbances of simulated jobs: work that standstills interrupt, random durations, and texts that are refused."""
 
 from __future__ import annotations
 

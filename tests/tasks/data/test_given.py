@@ -1,4 +1,6 @@
-"""Data that Task.train_data may return: data sets of torch and Hugging Face, dealt exactly, in this or in other processes."""
+"""Data that Task.train_data may return: data sets of torch and Hugging Face, whose examples are dealt exactly, in this
+process or in others.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The shard rule: worker r of P takes perm[(tP+r)B : (tP+r+1)B] at step t of an epoch."""
+"""The shard rule: at step t of an epoch, worker r of P takes perm[(tP+r)B : (tP+r+1)B], for batch size B and the epoch's
+permutation.
+"""
 
 import subprocess
 import sys

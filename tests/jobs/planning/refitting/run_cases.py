@@ -20,7 +20,7 @@ TENSORS = (Tensor("weight", (100, 10)), Tensor("bias", (1000,)))
 
 
 def plan_of_codecs(*groups: tuple[str, ...]) -> Plan:
-    """Return the plan of groups of segments of equal size with these codecs."""
+    """Return a plan of groups. Each tuple of `codecs` is a group with a segment per codec; all segments have equal size."""
     size, made = 2000 // sum(map(len, groups)), list[Group]()
     for codecs in groups:
         first = sum(len(group.segments) for group in made)
