@@ -297,7 +297,7 @@ def test_a_source_that_differs_stops_a_job_and_a_clock_that_is_ahead_is_a_note()
 
 
 def test_the_clock_is_that_of_the_host() -> None:
-    """Check that this host's clock, read through a process, differs from the host's own by less than the request takes."""
+    """The clock read by a conversation with this host differs by less than a second from the clock of this process."""
     with Conversation(Host("localhost", 0), 60.0) as talk:
         assert abs(talk.clock()) < 1
 
