@@ -266,7 +266,7 @@ def test_a_file_alone_is_answered_with_its_codecs(here: Run, tmp_path: Path) -> 
     (tmp_path / "own.py").write_text(text.replace('"""`octaves`: how many', '"""Powers of two. `octaves`: how many', 1))
     done = here("codecs", "own.py")
     assert (done.code, done.err) == (0, "")
-    assert "own.py:Logarithmic  Powers of two. `octaves`" in done.out
+    assert "own.py:Logarithmic  A codec that stores every value in one byte." in done.out
     assert "own.py:Codec" not in done.out
     assert here("codecs", "own.py:Logarithmic").code == 0
     (tmp_path / "empty.py").write_text("import math\n")
