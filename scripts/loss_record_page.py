@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from psnode.config.loss_record import BY_LOSS, LossCost, costs
+from psnode.config.scheme_losses import BY_LOSS, LossCost, costs
 from psnode.config.train_settings import DEFAULT_SCHEME
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -53,7 +53,8 @@ TABLE: Mapping[str, str] = {
     "codecs/kernels/llvm/*": f"codecs/test_llvm.py codecs/test_rng.py codecs/test_polar.py {_GOLDEN}",
     "codecs/kernels/cache_hints*": f"codecs/test_rng.py codecs/test_sign.py codecs/test_qsgd.py {_GOLDEN}",
     "codecs/kernels/minmaxsketch*": "codecs/test_sketchml.py codecs/test__golden.py",
-    "codecs/kernels/moments*": f"codecs/test_lss.py codecs/test_tbq.py codecs/test_terngrad.py codecs/test_polar.py {_GOLDEN}",
+    "codecs/kernels/root_mean_square*": f"codecs/test_lss.py codecs/test_tbq.py codecs/test_terngrad.py codecs/test_polar.py "
+    f"{_GOLDEN}",
     "codecs/kernels/norms*": f"codecs/test_qsgd.py codecs/test_threshold.py codecs/test_terngrad.py codecs/test_randk.py "
     f"{_GOLDEN}",
     "codecs/kernels/p[al]*": f"codecs/test_qsgd.py codecs/test_lss.py codecs/test_dithered.py codecs/test_rice.py {_GOLDEN}",

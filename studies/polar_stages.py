@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from psnode.codecs.arrays import Floats, readonly
-from psnode.codecs.kernels.moments import root_mean_square
+from psnode.codecs.kernels.root_mean_square import root_mean_square
 from psnode.codecs.polarcodes import designs, symbols
 from psnode.codecs.polarcodes.blocks import STREAM, draw
 from psnode.codecs.polarcodes.lanes import Masks

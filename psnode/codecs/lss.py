@@ -33,9 +33,9 @@ from psnode.codecs.base import NOTHING, Bytes, Codes, Floats, RandomSource, Shap
 from psnode.codecs.bounds import check_choice, check_integer, check_real
 from psnode.codecs.kernels import cluster_ids
 from psnode.codecs.kernels.finite import all_finite, raise_nonfinite
-from psnode.codecs.kernels.moments import root_mean_square
 from psnode.codecs.kernels.packed import pack, unpack
 from psnode.codecs.kernels.planes import packed_nbytes
+from psnode.codecs.kernels.root_mean_square import root_mean_square
 from psnode.codecs.sinks import Moved
 from psnode.codecs.sketches import budget, means
 from psnode.codecs.sketches.codebook import edges_of

@@ -45,7 +45,7 @@ from psnode.codecs.base import NOTHING, Bytes, Codec, Floats, Shape, Sink, Sourc
 from psnode.codecs.bounds import check_choice
 from psnode.codecs.entropy.ans import Ans
 from psnode.codecs.kernels.finite import add_scaled, raise_nonfinite
-from psnode.codecs.kernels.moments import root_mean_square
+from psnode.codecs.kernels.root_mean_square import root_mean_square
 from psnode.codecs.polarcodes import body as bytes_of
 from psnode.codecs.polarcodes import designs, energy_groups, kernel_parts, outliers, stream
 from psnode.codecs.polarcodes.superblocks import SCALED, superblocks

@@ -24,8 +24,8 @@ from psnode.codecs.base import NOTHING, Bytes, Codes, Floats, Shape, Sink, Sourc
 from psnode.codecs.bounds import check_real
 from psnode.codecs.kernels import tbq as kernels
 from psnode.codecs.kernels.finite import INFINITY_BITS, raise_nonfinite
-from psnode.codecs.kernels.moments import root_mean_square
 from psnode.codecs.kernels.parts import NO_PARTS, PartTable, reached
+from psnode.codecs.kernels.root_mean_square import root_mean_square
 from psnode.codecs.kernels.ternary import write
 from psnode.codecs.kernels.trits import DIGITS
 from psnode.codecs.sources import leaves_error, operands

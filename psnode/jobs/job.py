@@ -18,7 +18,7 @@ import psnode
 from psnode.codecs.registry import load_codec
 from psnode.config import Config, streams
 from psnode.config.cores import asked_threads, pool, usable_cores
-from psnode.config.launcher import asked_signal
+from psnode.config.job_folder import asked_signal
 from psnode.config.logs import hushed, shown
 from psnode.config.parent import follow_parent
 from psnode.config.source import source

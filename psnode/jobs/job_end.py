@@ -18,7 +18,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from psnode.config.launcher import ASKED, VARIABLE
+from psnode.config.job_folder import ASKED, VARIABLE
 from psnode.plans.roles import MASTER
 from psnode.transport.mpi.environment import place
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from psnode.config.amounts import amount, counted
 from psnode.config.cores import usable_cores
-from psnode.config.launcher import VARIABLE
+from psnode.config.job_folder import VARIABLE
 from psnode.errors import ConfigurationError, MissingRanksError, StoppedError, installing
 from psnode.jobs import job_end
 from psnode.jobs.hosts.hostfile import hosts_of, in_turn, text_of, used

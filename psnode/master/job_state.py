@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from psnode.config.launcher import asked_signal
+from psnode.config.job_folder import asked_signal
 from psnode.errors import PsnodeError
 from psnode.protocol.channel import ENOUGH
 from psnode.protocol.messages import plain

@@ -14,7 +14,7 @@ import pytest
 from psnode_ec2 import jobs
 from psnode_ec2.cluster import Node
 from psnode_ec2.end_times import notice, seconds_to_notice
-from psnode_ec2.remote import Access
+from psnode_ec2.node_ssh import Access
 from psnode_ec2.settings import Settings
 
 NOON = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)

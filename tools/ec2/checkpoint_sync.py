@@ -12,7 +12,7 @@ from psnode_ec2.cloud import progress
 from psnode_ec2.copying import put
 from psnode_ec2.ec2_errors import SettingsError
 from psnode_ec2.exports import train_dir
-from psnode_ec2.remote import Access
+from psnode_ec2.node_ssh import Access
 
 _PROGRAM = "s3_checkpoints.py"
 _LAST_SECONDS = 600  # time limit for the upload of the last checkpoint

@@ -23,7 +23,7 @@ import click
 
 from psnode_ec2.cluster import Node
 from psnode_ec2.ec2_errors import SettingsError, failure
-from psnode_ec2.remote import Access
+from psnode_ec2.node_ssh import Access
 
 
 class _Input(io.RawIOBase):

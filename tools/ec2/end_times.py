@@ -10,7 +10,7 @@ from pathlib import Path
 from psnode_ec2.cluster import LIVE, Cluster, Node
 from psnode_ec2.costs import costs
 from psnode_ec2.ec2_errors import SettingsError
-from psnode_ec2.remote import Access
+from psnode_ec2.node_ssh import Access
 from psnode_ec2.tags import HOURS
 
 _NOTICE = datetime.timedelta(hours=1)

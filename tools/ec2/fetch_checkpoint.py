@@ -13,7 +13,7 @@ from psnode_ec2.cluster import Cluster, Node
 from psnode_ec2.copying import fetch
 from psnode_ec2.ec2_errors import Ec2Error, HostKeyError, KeepError
 from psnode_ec2.hostkeys import pin
-from psnode_ec2.remote import Access
+from psnode_ec2.node_ssh import Access
 from psnode_ec2.settings import Settings
 
 _TWO_MINUTES = 120  # seconds for the job's last checkpoint

@@ -20,7 +20,7 @@ from psnode_ec2.cluster import ENDED, LIVE, Cluster, Node, cluster_of
 from psnode_ec2.ec2_errors import DeclinedError
 from psnode_ec2.end_times import notice
 from psnode_ec2.ledger import LedgerEntry, note
-from psnode_ec2.remote import Access, access
+from psnode_ec2.node_ssh import Access, access
 from psnode_ec2.settings import FIELDS, Settings, load, rule
 
 _DEFAULT_FILE = Path("cluster.toml")

@@ -16,8 +16,8 @@ from psnode_ec2 import checkpoint_sync
 from psnode_ec2.cloud import progress
 from psnode_ec2.ec2_errors import SettingsError, failure
 from psnode_ec2.end_times import notice, seconds_to_notice
+from psnode_ec2.node_ssh import Access
 from psnode_ec2.rank_placement import lines as ranks_by_node
-from psnode_ec2.remote import Access
 
 RUNS_ALREADY = "a job runs already"  # printed by start_job.sh
 _SERVERS = "sharded:servers="  # part of a value of --topology

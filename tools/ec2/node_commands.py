@@ -14,7 +14,7 @@ import click
 from psnode_ec2 import copying
 from psnode_ec2.ec2_errors import SettingsError
 from psnode_ec2.flags import CommandContext, command
-from psnode_ec2.remote import Access
+from psnode_ec2.node_ssh import Access
 
 _REFUSED, _INTERRUPTED = 2, 130
 

@@ -23,7 +23,7 @@ from psnode_ec2.cluster import Node, counted
 from psnode_ec2.copying import put
 from psnode_ec2.ec2_errors import Ec2Error, SettingsError
 from psnode_ec2.hostkeys import for_addresses
-from psnode_ec2.remote import Access
+from psnode_ec2.node_ssh import Access
 from psnode_ec2.settings import Settings
 
 _CHECKOUT = Path(__file__).resolve().parents[2]

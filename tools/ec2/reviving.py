@@ -14,9 +14,9 @@ from psnode_ec2.ec2_errors import Ec2Error, RemoteError
 from psnode_ec2.exports import train_dir
 from psnode_ec2.kept_job_record import Charge, code_of
 from psnode_ec2.launching import launch
+from psnode_ec2.node_ssh import Access, access
 from psnode_ec2.preparing import package_of, prepare
 from psnode_ec2.rank_placement import slots
-from psnode_ec2.remote import Access, access
 from psnode_ec2.settings import Settings
 from psnode_ec2.shutdown import end_nodes
 from psnode_ec2.worktree import CODE, put_code

@@ -19,7 +19,7 @@ from psnode_ec2.cloud import progress
 from psnode_ec2.cluster import counted
 from psnode_ec2.copying import send_stream
 from psnode_ec2.ec2_errors import SettingsError
-from psnode_ec2.remote import Access
+from psnode_ec2.node_ssh import Access
 
 CODE = "code"  # the folder in remote_dir that holds the code, and in which the job runs
 _MOST_BYTES = 1 << 30

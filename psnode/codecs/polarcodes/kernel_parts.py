@@ -12,7 +12,7 @@ import numpy as np
 
 from psnode.codecs.arrays import Floats, readonly
 from psnode.codecs.kernels.finite import add_scaled
-from psnode.codecs.kernels.moments import root_mean_square
+from psnode.codecs.kernels.root_mean_square import root_mean_square
 from psnode.codecs.polarcodes import body, energy_groups, outliers, stream
 from psnode.codecs.polarcodes.superblocks import superblocks
 from psnode.errors import PayloadError

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from psnode.codecs.arrays import Float64s, Floats, Int64s, Words, Words16, readonly
-from psnode.codecs.kernels.moments import root_mean_square
+from psnode.codecs.kernels.root_mean_square import root_mean_square
 from psnode.codecs.polarcodes import designs, hadamard, shelf, symbols
 from psnode.codecs.polarcodes.blocks import (
     CODED,

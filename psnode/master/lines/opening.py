@@ -13,9 +13,9 @@ from psnode.codecs.registry import brief, known_codec
 from psnode.config import Config
 from psnode.config.amounts import amount, counted
 from psnode.config.coding_name import coding_name, is_replaced
-from psnode.config.loss_record import Coded, costs_of
 from psnode.config.names import DENSE, PASSED
 from psnode.config.scheme import Scheme
+from psnode.config.scheme_losses import Coded, costs_of
 from psnode.config.schemes import SCHEMES
 from psnode.config.train_settings import DEFAULT_SCHEME, WITH_BETAS
 from psnode.exchange.expected import step_bytes

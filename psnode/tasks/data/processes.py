@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from torch.utils.data import Dataset, IterableDataset
 
 from psnode.codecs.registry.python_files import TASK_MODULES, import_file
-from psnode.config.launcher import job_folder
+from psnode.config.job_folder import job_folder
 from psnode.errors import ConfigurationError, in_one_line
 
 _METHOD = "forkserver"

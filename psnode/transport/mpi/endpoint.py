@@ -15,8 +15,8 @@ from typing import Any, NoReturn, TypeVar
 from psnode.errors import ConfigurationError, DeadlineExceededError, MissingRanksError, TransportError, installing
 from psnode.transport.base import Arrival, Buffer, Inboxes, Pending, Transport
 from psnode.transport.mpi.fragments import LARGEST_PIECE_BYTES
+from psnode.transport.mpi.messages_in_transit import Message
 from psnode.transport.mpi.thread import Call, MpiThread
-from psnode.transport.mpi.traffic import Message
 from psnode.transport.pool import Pool
 from psnode.transport.sending import Send, check_address, lay_out
 

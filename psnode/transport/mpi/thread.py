@@ -13,8 +13,8 @@ from psnode.transport.base import Inboxes
 from psnode.transport.mailbox import Mailbox
 from psnode.transport.mpi.environment import job_name, local_rank, on_one_host, place
 from psnode.transport.mpi.listening import Listener, Woken, can_listen
+from psnode.transport.mpi.messages_in_transit import Message, Traffic
 from psnode.transport.mpi.pace import MOVED_NANOSECONDS, Pace
-from psnode.transport.mpi.traffic import Message, Traffic
 from psnode.transport.mpi.unlocked import finalize, init_thread
 from psnode.transport.pool import Pool
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from psnode.cli import main
-from psnode.config import Config, loss_record
-from psnode.config.loss_record import LossCost
+from psnode.config import Config, scheme_losses
 from psnode.config.resolve import resolve
+from psnode.config.scheme_losses import LossCost
 from psnode.config.schemes import SCHEMES
 from psnode.config.train_settings import DEFAULT_SCHEME
 from psnode.master.lines.opening import doubt_of, measured_cost
@@ -34,7 +34,7 @@ def cost(cell: str, scheme: str, percent: float) -> LossCost:
 def test_coarse_gradients_under_adam_are_told_and_nothing_else_is(
     scheme: str, optimizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loss_record, "measured", lambda: ())
+    monkeypatch.setattr(scheme_losses, "measured", lambda: ())
     told = doubt_of(SCHEMES[scheme], optimizer)
     assert bool(told) == (scheme in COARSE and optimizer != "sgd")
     assert not told or f"--scheme {DEFAULT_SCHEME}," in told
@@ -48,7 +48,7 @@ def test_a_scheme_that_lost_much_where_it_was_measured_is_told_with_the_figure_a
         cost("gpt-small/adamw/700", DEFAULT_SCHEME, 0.87),
         cost("lstm/adamw/400", "qsgd", 3.0),
     )
-    monkeypatch.setattr(loss_record, "measured", lambda: known)
+    monkeypatch.setattr(scheme_losses, "measured", lambda: known)
     assert doubt_of(SCHEMES["qsgd"], "radam") == (
         "qsgd under radam cost 6.5 % of the loss of gpt-small after 700 steps; "
         f"--scheme {DEFAULT_SCHEME}, the default, 0.9 (docs/choosing.md)"
@@ -73,7 +73,7 @@ def test_what_a_scheme_cost_where_it_was_measured_is_told(monkeypatch: pytest.Mo
         cost("lstm/adamw/400", "topk", 9.0),
         cost("lstm/adamw/400", "dense", 0.0),
     )
-    monkeypatch.setattr(loss_record, "measured", lambda: known)
+    monkeypatch.setattr(scheme_losses, "measured", lambda: known)
     assert measured_cost(SCHEMES["dense"], "adamw") == ""
     assert [measured_cost(SCHEMES[DEFAULT_SCHEME], other) for other in ("rmsprop", "asgd", "task")] == ["", "", ""]
     assert measured_cost(SCHEMES[DEFAULT_SCHEME], "adam") == (

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from psnode.config import Config
-from psnode.config.launcher import VARIABLE
+from psnode.config.job_folder import VARIABLE
 from psnode.config.resolve import resolve
 from psnode.errors import StoppedError
 from psnode.jobs import job_end

@@ -13,6 +13,7 @@ from psnode.errors import TransportError, WireError
 from psnode.exchange.routes.route import Route, need_all
 from psnode.exchange.shard.remote.coming_state import ComingState
 from psnode.exchange.shard.remote.copied_groups import CopiedGroups
+from psnode.exchange.shard.remote.event_check import fits
 from psnode.exchange.shard.remote.fetched_state import FetchedState
 from psnode.exchange.shard.remote.gathered_state import starting_state
 from psnode.exchange.shard.remote.own_shard import OwnShard
@@ -24,7 +25,6 @@ from psnode.exchange.shard.remote.shard_messages import (
     unpack_event,
 )
 from psnode.exchange.shard.remote.shared_norm import FoundNorm, NormOfShards
-from psnode.exchange.shard.remote.sound_events import fits
 from psnode.exchange.shard.remote.withdrawal import withdraw_from_all
 from psnode.exchange.shard.shard import Shard
 from psnode.exchange.shard.shard_events import GroupClosed, Squares, StatePart, Took

@@ -18,7 +18,7 @@ from psnode_ec2.cloud import Cloud
 from psnode_ec2.cluster import Node, cluster_of
 from psnode_ec2.ec2_errors import KeepError
 from psnode_ec2.fetch_checkpoint import keep
-from psnode_ec2.remote import Access
+from psnode_ec2.node_ssh import Access
 from psnode_ec2.settings import Settings, load
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from psnode.config import Config, loss_record
-from psnode.config.loss_record import LossCost, costs
+from psnode.config import Config, scheme_losses
 from psnode.config.resolve import resolve
+from psnode.config.scheme_losses import LossCost, costs
 from psnode.config.schemes import SCHEMES
 
 TOPK = "topk:ratio=0.01"
@@ -74,18 +74,18 @@ def test_each_kind_of_optimizer_has_costs_of_its_own(monkeypatch: pytest.MonkeyP
             for run, loss in (("dense", 2.0), ("topk", 2.2 if "lstm" in cell else 3.0))
         ]
     )
-    monkeypatch.setattr(loss_record, "measured", lambda: tuple(found))
+    monkeypatch.setattr(scheme_losses, "measured", lambda: tuple(found))
     coded = (TOPK, "none", "dense", 0.0)
-    assert [cost.cell for cost in loss_record.costs_of(coded, "radam")] == ["gpt-small/adamw/700", "lstm/adamw/400"]
-    assert [cost.cell for cost in loss_record.costs_of(coded, "sgd")] == ["lstm/sgd/400"]
-    assert loss_record.costs_of(("topk:ratio=0.5", "none", "dense", 0.0), "sgd") == []
+    assert [cost.cell for cost in scheme_losses.costs_of(coded, "radam")] == ["gpt-small/adamw/700", "lstm/adamw/400"]
+    assert [cost.cell for cost in scheme_losses.costs_of(coded, "sgd")] == ["lstm/sgd/400"]
+    assert scheme_losses.costs_of(("topk:ratio=0.5", "none", "dense", 0.0), "sgd") == []
 
 
 def test_named_schemes_of_the_record_are_what_they_are_today() -> None:
     """Check that each scheme in the record still has the coding that was measured: otherwise its users would be shown
     another scheme's figures.
     """
-    names = {cost.run: cost.coded for cost in loss_record.measured() if cost.run in SCHEMES}
+    names = {cost.run: cost.coded for cost in scheme_losses.measured() if cost.run in SCHEMES}
     assert names
     for name, coded in names.items():
         found = resolve(Config(scheme=name))
