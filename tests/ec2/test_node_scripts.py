@@ -128,8 +128,8 @@ def alive(process: int) -> bool:
 
 
 def test_a_number_that_another_process_has_now_is_left_alone(node: Path) -> None:
-    """Check that a process which now has the job's process id is not ended, as after a restart of the master: the job ended
-    without an exit code.
+    """Check that stopping a job spares an unrelated process that now has the job's process id, as can happen after a restart of
+    the master. The job is reported as ended without an exit code.
     """
     other = subprocess.Popen(["sleep", "600"])
     try:

@@ -151,7 +151,9 @@ def test_a_changed_weight_changes_the_digest() -> None:
 
 
 class Segments(nn.Module):
-    """A layer in `uses` segments of reentrant checkpointing, which add to the layer's gradients one after another."""
+    """A model that calls one layer `uses` times, each time in a segment of reentrant checkpointing of its own. In the backward
+    pass the segments add to the layer's gradients one after another.
+    """
 
     def __init__(self, uses: int) -> None:
         super().__init__()

@@ -8,7 +8,8 @@ three norms:
     u / 2        u: the median, over the workers, of the largest of a worker's last 100 norms
     w            the median of the other workers' latest norms: a rise that all workers see is no worker's fault
 
-All medians are lower medians, so that one worker of two or four cannot raise them. Therefore the norms of refused pushes may
+All medians are lower medians, so that one worker of two or four cannot raise m or u above the norms of the others. For a push
+of a worker, w leaves out this worker's own norms. Therefore the norms of refused pushes may
 also count, and a norm that most workers have had once becomes usual. Norms of zero are ignored.
 """
 
