@@ -115,9 +115,9 @@ def planned_costs(plan: Plan, tensors: Sequence[TensorTimes], candidates: Sequen
     """Return the costs of a plan by the candidates' curves, for psnode.jobs.planning.job_step.
 
     All coded segments of a group have the same codec. The group has the costs of the candidate with this codec, or of the
-    first candidate if none has it. A group is ready when its last tensor is ready, and needed when its first tensor is needed. A group
-    without a coded coordinate is sent in the same way under all candidates. It has the costs of a candidate that codes
-    nothing, if there is one. `bookkeeping` is the mean over the groups. Raises KeyError for unknown tensors.
+    first candidate if none has it. A group is ready when its last tensor is ready, and needed when its first tensor is
+    needed. A group without a coded coordinate is sent in the same way under all candidates. It has the costs of a candidate
+    that codes nothing, if there is one. `bookkeeping` is the mean over the groups. Raises KeyError for unknown tensors.
     """
     by_name, places = {tensor.name: tensor for tensor in tensors}, plan.slices()
     by_codec = {candidate.codec: candidate for candidate in reversed(candidates)}
