@@ -1,9 +1,10 @@
 """The critical path of each step, which is the work that delayed the end of the step, from the spans of a timeline.
 
-A step is the time between the ends of two versions on the master. Its path is followed backward from its end. The path's last
-parts are the master's spans since the master last paused. Before them come the computation of the worker whose gradient ended
-this pause, and the worker's wait for the weights. The parts are consecutive, so they add up to the step. If the clocks of
-hosts disagree, time is shifted between neighbouring parts.
+A step is the time between the ends of two versions. A version ends with its last update, on the version's root: the master in a
+star, and under other topologies any rank that updates weights. The path of a step is followed backward from its end. The path's
+last parts are the root's spans since the root last paused. Before them come the computation of the worker whose gradient ended
+this pause, and the worker's wait for the weights. The parts are consecutive, so they add up to the step. If the clocks of hosts
+disagree, time is shifted between neighbouring parts.
 """
 
 from __future__ import annotations
@@ -18,20 +19,21 @@ from typing import Any, NamedTuple
 from psnode.plans.roles import MASTER
 from psnode.report.steps import finite
 
-PAUSE = 100e-6  # seconds; shorter gaps between spans of the master do not count as waiting for a message
+PAUSE = 100e-6  # seconds; shorter gaps between spans of the root do not count as waiting for a message
 _CLOSING = ("finish", "update", "downlink", "norm", "constrain", "average")
+_UPDATING = ("decode", "protect", *_CLOSING)  # work on a group's gradients and weights, also on a worker that updates weights
 PARTS = {
     "wait": "weights in transit, and other waits of the worker",
     "other": "the worker between its spans",
     "load": "taking the batch",
     "apply": "loading the weights",
     "forward_backward": "forward and backward",
-    "up": "coding the remaining gradients, and their way to the master",
+    "up": "coding the remaining gradients, and their way to the rank that updates",
     "decode": "decoding and adding",
     "update": "optimizer",
     "downlink": "coding and sending the weights",
     "checkpoint": "checkpoint",
-    "between": "the master between its spans",
+    "between": "the rank that updates, between its spans",
 }
 
 
@@ -62,7 +64,8 @@ class PathPart(NamedTuple):
 class CriticalPath:
     """The critical path of step `step`, from time `start` to time `stop`.
 
-    `worker`: the worker whose gradient ended the master's last wait; None if the master never waited.
+    `root`: the rank with the last update. `worker`: the worker whose gradient ended the root's last wait; None if the root never
+    waited.
     """
 
     step: int
@@ -70,6 +73,7 @@ class CriticalPath:
     stop: float
     worker: int | None
     parts: tuple[PathPart, ...]
+    root: int = MASTER
 
 
 def spans_of(events: Iterable[Mapping[str, Any]]) -> list[WorkSpan]:
@@ -87,23 +91,28 @@ def spans_of(events: Iterable[Mapping[str, Any]]) -> list[WorkSpan]:
 
 def paths(spans: Sequence[WorkSpan]) -> list[CriticalPath]:
     """Return the critical paths of all steps whose beginning and end are both known from the spans."""
-    ends = dict[int, float]()
+    last = dict[int, tuple[float, int]]()  # by version, the end of its last update, and the rank of this update
     for span in spans:
         version = span.facts.get("version")
-        if span.rank == MASTER and span.name in _CLOSING and type(version) is int:
-            ends[version] = max(span.stop, ends.get(version, span.stop))
-    steps = [step for step in sorted(ends) if step - 1 in ends and ends[step] > ends[step - 1]]
-    windows = [(ends[step - 1], ends[step]) for step in steps]
-    master = _shared_out([span for span in spans if span.rank == MASTER], windows)
-    work = _by_step(spans)
-    return [_path(step, *window, inside, work) for step, window, inside in zip(steps, windows, master, strict=True)]
+        if span.name in _CLOSING and type(version) is int:
+            last[version] = max((span.stop, span.rank), last.get(version, (span.stop, span.rank)))
+    windows: dict[int, dict[int, tuple[float, float]]] = defaultdict(dict)  # by root and step
+    for step, (stop, root) in sorted(last.items()):
+        if step - 1 in last and stop > last[step - 1][0]:
+            windows[root][step] = last[step - 1][0], stop
+    work, found = _by_step(spans), list[CriticalPath]()
+    for root, its in windows.items():
+        updating = [span for span in spans if span.rank == root and (root == MASTER or span.name in _UPDATING)]
+        shares = _shared_out(updating, list(its.values()))
+        found += [_path(step, *its[step], root, inside, work) for step, inside in zip(its, shares, strict=True)]
+    return sorted(found, key=lambda path: path.step)
 
 
 def _by_step(spans: Sequence[WorkSpan]) -> dict[tuple[int, int], list[WorkSpan]]:
     """Return the spans of workers by worker and step.
 
     The spans of a step are those that end after the worker's pass of the previous step, and no later than its pass of this
-    step.
+    step, without the spans in which the worker updates weights.
     """
     passes: dict[int, list[tuple[float, int]]] = defaultdict(list)
     for span in spans:
@@ -112,7 +121,7 @@ def _by_step(spans: Sequence[WorkSpan]) -> dict[tuple[int, int], list[WorkSpan]]
             passes[span.rank].append((span.stop, step))
     found: dict[tuple[int, int], list[WorkSpan]] = defaultdict(list)
     for span in spans:
-        if span.rank in passes:
+        if span.rank in passes and span.name not in _UPDATING:
             index = bisect.bisect_left(passes[span.rank], (span.stop,))
             if index < len(passes[span.rank]):
                 found[span.rank, passes[span.rank][index][1]].append(span)
@@ -120,7 +129,7 @@ def _by_step(spans: Sequence[WorkSpan]) -> dict[tuple[int, int], list[WorkSpan]]
 
 
 def _shared_out(spans: Sequence[WorkSpan], windows: Sequence[tuple[float, float]]) -> list[list[WorkSpan]]:
-    """Return, for each window of time, the spans that lie in it wholly or partly. The windows are consecutive."""
+    """Return, for each window of time, the spans that lie in it wholly or partly. The windows are sorted and do not overlap."""
     found: list[list[WorkSpan]] = [[] for _ in windows]
     for span in spans:
         index = bisect.bisect_right(windows, span.start, key=lambda window: window[1])
@@ -131,14 +140,15 @@ def _shared_out(spans: Sequence[WorkSpan], windows: Sequence[tuple[float, float]
 
 
 def _path(
-    step: int, start: float, stop: float, master: list[WorkSpan], work: Mapping[tuple[int, int], list[WorkSpan]]
+    step: int, start: float, stop: float, root: int, inside: list[WorkSpan], work: Mapping[tuple[int, int], list[WorkSpan]]
 ) -> CriticalPath:
     """Return the critical path of a step, which is followed backward from its end `stop`.
 
-    It has the master's spans after its last pause and, before them, the spans of the worker whose gradient ended the pause.
+    It has the spans of `root`, of which `inside` are given, after its last pause and, before them, the spans of the worker whose
+    gradient ended the pause.
     """
     begun, first = stop, None
-    for span in sorted(master, key=lambda span: span.stop, reverse=True):
+    for span in sorted(inside, key=lambda span: span.stop, reverse=True):
         if span.stop < begun - PAUSE and first is not None and "sender" in first.facts:
             break
         if span.start < begun:
@@ -146,16 +156,16 @@ def _path(
     begun = max(begun, start)
     sender = first.facts.get("sender") if first is not None and begun > start else None
     if type(sender) is not int:
-        return CriticalPath(step, start, stop, None, tuple(_cover(MASTER, master, start, stop, "between")))
+        return CriticalPath(step, start, stop, None, tuple(_cover(root, inside, start, stop, "between")), root)
     before = work.get((sender, step), [])
     computed = min(max((span.stop for span in before if span.name == "forward_backward"), default=start), begun)
     computed = max(computed, start)
     parts = [
         *_cover(sender, before, start, computed, "other"),
         PathPart(sender, "up", computed, begun),
-        *_cover(MASTER, master, begun, stop, "between"),
+        *_cover(root, inside, begun, stop, "between"),
     ]
-    return CriticalPath(step, start, stop, sender, tuple(part for part in parts if part.stop > part.start))
+    return CriticalPath(step, start, stop, sender, tuple(part for part in parts if part.stop > part.start), root)
 
 
 def _cover(rank: int, spans: Sequence[WorkSpan], start: float, stop: float, gap: str) -> list[PathPart]:
@@ -180,7 +190,7 @@ def _cover(rank: int, spans: Sequence[WorkSpan], start: float, stop: float, gap:
     return parts
 
 
-_NAMES = {"norm": "update", "finish": "decode", "constrain": "update", "average": "update", "drain": "wait"}
+_NAMES = {"norm": "update", "protect": "update", "finish": "decode", "constrain": "update", "average": "update", "drain": "wait"}
 
 
 def means(found: Sequence[CriticalPath]) -> dict[str, float]:
@@ -198,11 +208,11 @@ def means(found: Sequence[CriticalPath]) -> dict[str, float]:
 def bounds(found: Sequence[CriticalPath]) -> dict[int, int]:
     """Return, for each rank, the number of steps that it delayed.
 
-    A step is delayed by the worker whose gradient ended the master's last wait, or by the master if it never waited.
+    A step is delayed by the worker whose gradient ended the root's last wait, or by the root if it never waited.
     """
     counts: dict[int, int] = defaultdict(int)
     for path in found:
-        counts[MASTER if path.worker is None else path.worker] += 1
+        counts[path.root if path.worker is None else path.worker] += 1
     return dict(sorted(counts.items()))
 
 

@@ -37,7 +37,8 @@ def section(runs: Sequence[Variant]) -> list[Element]:
     if not found:
         return []
     told = (
-        "The work that the end of a step waited for: consecutive parts, on the worker whose gradient came last and on the master."
+        "The work that the end of a step waited for: consecutive parts, on the worker whose gradient came last and on the rank "
+        "with the last update."
     )
     figures = chain.from_iterable((_figure(*each), _beside_prediction(*each)) for each in found)
     return [e("p", told), _shares(found), *(figure for figure in figures if figure is not None)]

@@ -84,15 +84,15 @@ def _rows(spans: Iterable[PredictedSpan]) -> list[list[PredictedSpan]]:
 
 
 def measured_panel(path: CriticalPath, spans: Sequence[WorkSpan]) -> StepPanel:
-    """Return the panel of a measured step, with lanes of the master and of the worker whose gradient came last.
+    """Return the panel of a measured step, with lanes of its root and of the worker whose gradient came last.
 
     `path`: the critical path of the step. `spans`: the spans of the timeline.
     """
     near = [span for span in spans if span.stop > path.start and span.start < path.stop]
-    worker = path.worker or min((span.rank for span in near if span.rank != MASTER), default=MASTER)
-    tracks = sorted({(span.rank, span.track) for span in near if span.rank in (worker, MASTER)})
+    worker = path.worker or path.root or min((span.rank for span in near if span.rank != MASTER), default=MASTER)
+    tracks = sorted({(span.rank, span.track) for span in near if span.rank in (worker, path.root)})
     lanes = []
-    for rank, track in sorted(tracks, key=lambda each: each[0] == MASTER)[:_MOST_LANES]:  # the worker's lanes come first
+    for rank, track in sorted(tracks, key=lambda each: each[0] != worker)[:_MOST_LANES]:  # the worker's lanes come first
         bars = [
             WorkBar(
                 _RECORDED.get(span.name, span.name if span.name in _WORDS else "rest"),

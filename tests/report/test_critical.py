@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from psnode.cli import main
 from psnode.report.critical import WorkSpan, bounds, means, paths, spans_of, typical
 from psnode.report.run import read
 
@@ -70,6 +71,38 @@ def test_a_master_without_a_pause_bounds_the_step_itself() -> None:
     assert means([path]) == pytest.approx({"decode": 9.0, "update": 1.0})
 
 
+@pytest.mark.parametrize("root", [1, 2, 3])
+def test_the_last_update_may_be_on_any_rank_that_also_computes(root: int) -> None:
+    """Under a mesh, workers update weights while they compute. The path leads through the passes of the worker whose gradient
+    came last, without the updates beside them, and through the work of the rank with the last update.
+    """
+    late = 2
+    moved = [span._replace(rank=root, track=9) if span.rank == 0 else span for span in step(late)]
+    beside = [
+        WorkSpan(late, 8, "decode", 2.0, 3.0, {"sender": 3, "group": 1}),
+        WorkSpan(late, 8, "update", 4.0, 5.0, {"group": 1, "version": 1}),
+        WorkSpan(root, 7, "forward_backward", 8.0, 9.9, {"step": 2}),
+    ]
+    [path] = paths(sorted([*moved, *beside], key=lambda span: span.start))
+    assert (path.step, path.root, path.worker) == (1, root, late)
+    found = [(part.rank, part.name, part.stop - part.start) for part in path.parts]
+    assert found == [
+        (late, "wait", 1.0), (late, "forward_backward", 5.0), (late, "up", 2.0),
+        (root, "decode", 0.5), (root, "update", 1.0), (root, "downlink", 0.5),
+    ]  # fmt: skip
+
+
+def test_a_step_that_its_root_never_waits_in_is_bounded_by_the_root() -> None:
+    spans = [
+        WorkSpan(3, 0, "downlink", -0.2, 0.0, {"version": 0}),
+        *(WorkSpan(3, 0, "decode", k, k + 1.0, {"sender": 1, "group": k}) for k in range(9)),
+        WorkSpan(3, 0, "update", 9.0, 10.0, {"version": 1}),
+    ]
+    [path] = paths(spans)
+    assert (path.worker, path.root) == (None, 3)
+    assert bounds([path]) == {3: 1}
+
+
 NAMES = ("forward_backward", "wait", "apply", "drain", "decode", "update", "downlink", "finish", "checkpoint", "anything")
 SPANS = st.builds(
     WorkSpan, st.integers(0, 3), st.integers(0, 2), st.sampled_from(NAMES), st.floats(0, 50), st.floats(0, 50),
@@ -106,3 +139,13 @@ def test_the_paths_of_a_run_follow_each_other_without_gaps(trained: Path) -> Non
     assert typical(found) in found
     assert [path.stop for path in found[:-1]] == pytest.approx([path.start for path in found[1:]])  # without gaps, by one clock
     assert all(path.stop > path.start for path in found)
+
+
+def test_the_paths_of_a_mesh_end_on_workers(tmp_path: Path) -> None:
+    train = ["train", "--local", "2", "--topology", "mesh", "--network", "FC", "--scheme", "dense", "--batch-size", "8"]
+    train += ["--max-steps", "5", "--eval-freq", "0", "--timeline", "--quiet", "--no-tensorboard", "--train-dir", str(tmp_path)]
+    assert main(train) == 0
+    found = paths(spans_of(read(tmp_path).timeline()))
+    assert [path.step for path in found] == [2, 3, 4, 5]
+    assert {path.root for path in found} <= {1, 2}
+    assert {part.name for path in found for part in path.parts} >= {"forward_backward", "update"}
