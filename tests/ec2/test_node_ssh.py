@@ -273,7 +273,7 @@ def test_psnode_is_found_wherever_its_environment_is(nodes: Any, venv: str) -> N
     last = job(nodes, venv or "psnode/.venv")
     done = nodes.ec2("run", "--detach", *(["--remote-venv", venv] if venv else []), "--", "train", "--seed", 7)
     assert done.code == 0, done.err
-    nodes.wait_for(lambda: "train --seed 7" in (last / "log").read_text())
+    nodes.wait_for(lambda: (last / "log").exists() and "train --seed 7" in (last / "log").read_text())
     assert nodes.ec2("stop").code == 0
     nodes.wait_for(lambda: (last / "code").exists())
     assert (last / "code").read_text() == "75\n"
