@@ -82,5 +82,5 @@ class Collectives:
 
 
 def _padded(nbytes: Any) -> Any:
-    """Return the sizes of payloads in bytes, rounded up by the zeros with which payloads are padded."""
+    """Return sizes of payloads in bytes, rounded up to multiples of 4, since payloads are padded with zeros."""
     return -(-nbytes // _ALIGNED) * _ALIGNED

@@ -2,8 +2,8 @@
 
 A step consists of pieces, each with kernels of its own: gradients are coded and added, weights are updated, coded and read. A
 piece's kernels are compiled by running the piece on a few values like those of the job. If the kernels are in Numba's cache,
-they are loaded instead. Compilation takes place in processes that import neither torch nor MPI. On each host one rank
-compiles, and the other ranks wait for it.
+they are loaded instead. If possible, kernels are compiled in child processes, which import neither torch nor MPI. On each host
+one rank compiles, and the other ranks wait for it.
 """
 
 from __future__ import annotations

@@ -22,9 +22,9 @@ class EarlyFrames:
     `root`: a rank that may also send every group, or None. With a `root`, the parts of a version come by two routes, in any
     order and possibly twice. Parts that are no longer needed are then dropped.
 
-    Raises WireError for a frame that its sender must not send, for a part of an older version than the sender's last part, and
-    if more than `limit` bytes are kept. The error names the sender. If too many bytes are kept, it names the rank that sent
-    most of them.
+    Raises WireError for a frame that its sender must not send, for a part of an older version than the sender's last part
+    (without a `root`), and if more than `limit` bytes are kept. The error names the sender. If too many bytes are kept, it
+    names the rank that sent most of them.
     """
 
     def __init__(self, sources: Sequence[int], limit: int, root: int | None = None) -> None:
@@ -54,8 +54,8 @@ class EarlyFrames:
     def put(self, frame: Frame) -> None:
         """Keep a frame until it is due.
 
-        A part of a version before the expected one is dropped if it holds whole weights or if its version was skipped. Any
-        other such part is an error.
+        Without a `root`, a part of a version before the expected one is dropped if it holds whole weights or if its version was
+        skipped. Any other such part is an error. With a `root`, every part of an earlier version is dropped.
         """
         if frame.kind not in _PARTS:
             if frame.sender != MASTER:
@@ -105,7 +105,7 @@ class EarlyFrames:
         return len(self._parts.get(version, ())) == len(self._sources)
 
     def is_replaced(self, version: int) -> bool:
-        """Return True if the next frame in `others` is of a version after `version`, of which all whole weights have come."""
+        """Return True if the next frame in `others` is of a later version, and all whole weights of that version have come."""
         following = self._others[0].version if self._others else version
         whole = [frame for frame in self._parts.get(following, {}).values() if frame.kind is Kind.WEIGHTS]
         return following > version and len(whole) == len(self._sources)
@@ -161,5 +161,5 @@ def describe(frame: Frame) -> str:
 
 
 def unexpected(frame: Frame) -> WireError:
-    """Return the error for a frame that its sender must never send at this stage, whichever frames came before it."""
+    """Return the error for a frame that its sender must not send at this stage."""
     return WireError(f"no rank is to send {describe(frame)} now", frame.sender)

@@ -17,7 +17,7 @@ _MOST = 1 << 20  # the most coordinates that are coded to estimate a codec's pay
 
 
 def step_bytes(coding: Coding) -> tuple[float, float]:
-    """Return the expected bytes of one worker's gradients up, and of the weights down to one worker, frame headers included.
+    """Return the expected bytes, frame headers included, of one worker's gradients and of the weights that one worker gets.
 
     The numbers are exact for codecs whose payloads have a fixed size. For other codecs they are estimated from the payloads of
     normally distributed values. The larger payloads during the warm-up of a ratio are not considered.
@@ -40,7 +40,7 @@ def _total(segments: Iterable[Segment], codecs: Iterable[Codec]) -> float:
 def _share(codec: Codec, segments: list[Segment]) -> float:
     """Return the size of a codec's payload as a share of its largest possible size.
 
-    The share is measured on the shape of the largest of `segments` with at most _MOST coordinates.
+    The share is measured on one shape, if possible that of the largest of `segments` with at most _MOST coordinates.
     """
     if codec.lossless:
         return 1.0

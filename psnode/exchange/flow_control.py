@@ -55,8 +55,8 @@ class FlowControl:
     """Bound on the bytes of weights in flight from one root to each rank.
 
     Threads that send weights call `sent`. All other methods are called by the thread that decides which ranks are asked and
-    held. `weights`: bytes of all weights in float32. The limit is max(64 MiB, twice `weights`). The bytes in flight can exceed
-    it by at most the version with which they reach the limit, and by one whole set of weights.
+    held. `weights`: bytes of all weights in float32. The limit is max(64 MiB, twice `weights`). The bytes in flight exceed it
+    by at most the bytes of one version and of one whole set of weights.
     """
 
     def __init__(self, weights: int) -> None:
@@ -96,7 +96,7 @@ class FlowControl:
     def hold(self, rank: int, version: int) -> bool:
         """Return True if `rank` must be held from `version` on.
 
-        It then counts as held, and as asked the question number `version`.
+        If so, also record that the rank is held and has been asked question number `version`.
         """
         if rank in self.held or self.outstanding(rank) <= self.limit:
             return False

@@ -127,7 +127,7 @@ def _worker(vector: int, up: float, down: float, coding: Coding) -> Sequence[Use
 
 
 def optimizer_vectors(coding: Coding, config: Config) -> float:
-    """Return the number of vectors that the master's optimizer keeps. It is 0, for unknown, for a task's own optimizer."""
+    """Return the number of vectors that the optimizer keeps. It is unknown for a task's own optimizer: the result is 0."""
     if config.optimizer == "sgd":
         return float(coding.scheme.momentum > 0 or (coding.gathering is not None and config.weight_decay > 0))
     if config.optimizer == OWN:

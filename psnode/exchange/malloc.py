@@ -30,7 +30,7 @@ def keep_freed_memory() -> bool:
 def give_back() -> bool:
     """Return all freed memory to the system, even between blocks in use. Return False if malloc cannot do this.
 
-    Call this at the end of the start-up, whose models, gradients and copies had other addresses than those of the steps.
+    Call this at the end of the start-up: its models, gradients and copies had other addresses than later steps use.
     """
     if platform.libc_ver()[0] != "glibc":
         return False

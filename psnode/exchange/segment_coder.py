@@ -40,9 +40,9 @@ class SegmentCoder:
     """Coder of one segment, with its codec, feedback rule and memories.
 
     With refit=k, the codec codes the first of every k rounds in its original form. Then it is fitted to the coded values, and
-    codes the next k - 1 rounds in the fitted form. During the warm-up it is not fitted. `memory`: a function that returns, by
-    name of a memory, a vector in plan order, of which the segment uses its slice. If it is None, the segment has arrays of its
-    own.
+    codes the next k - 1 rounds in the fitted form. During the warm-up it is not fitted. `memory`: a function that takes the
+    name of a memory and returns a vector in plan order, of which the segment uses its slice. If it is None, the segment has
+    arrays of its own.
     """
 
     def __init__(self, coding: SegmentCoding, *, memory: Callable[[str], Floats] | None = None) -> None:

@@ -22,9 +22,9 @@ _OTHER_BITS = "a device makes other last bits of its factors"
 
 
 class Placed(NamedTuple):
-    """Result of `place_on`: `names` of tensors with a part coded on the device, the CUDA stream, and a verdict per codec.
+    """Result of `place_on`: names of tensors of which the device codes a part, the CUDA stream, and a verdict per codec.
 
-    A verdict says if a codec has a form for the device, or why the host has to code.
+    A verdict holds a codec's form for the device, or the reason why the host has to code.
     """
 
     names: frozenset[str]
@@ -33,7 +33,7 @@ class Placed(NamedTuple):
 
 
 def place_on(plan: Plan, coders: Sequence[SegmentCoder], device: torch.device) -> Placed:
-    """Make those of `coders` use `device` whose codecs and feedback rule can run on it. Return the decisions.
+    """Make each of `coders` use `device` if the device can run its codecs and its feedback rule. Return the decisions.
 
     A codec can run on the device if its kernels give the host's results. Segments that travel uncompressed get no verdict.
     Raises ConfigurationError if CuPy is absent.
@@ -64,7 +64,7 @@ def place_on(plan: Plan, coders: Sequence[SegmentCoder], device: torch.device) -
 class Encoders(NamedTuple):
     """Encoders of segments, by the segment's number, on the device of the segments' values, and a verdict on each codec.
 
-    A verdict says if a codec has a form for the device, or why the host has to code.
+    A verdict holds a codec's form for the device, or the reason why the host has to code.
     """
 
     by_segment: dict[int, DeviceEncoder]
@@ -74,8 +74,9 @@ class Encoders(NamedTuple):
 def encoders_on(plan: Plan, codecs: Sequence[Codec], device: torch.device) -> Encoders:
     """Return encoders on `device` for the segments whose codec gives the same bytes on the device as on the host.
 
-    `codecs`: one codec per segment. The codec svd gets no encoder, since its factors differ in their last bits. Segments that
-    travel uncompressed get no verdict, and empty segments no encoder. Raises ConfigurationError if CuPy is absent.
+    `codecs`: one codec per segment. A codec that is svd or begins with svd gets no encoder, since the factors of svd differ in
+    their last bits. Segments that travel uncompressed get no verdict, and empty segments no encoder. Raises ConfigurationError
+    if CuPy is absent.
     """
     verdicts: dict[str, Verdict] = {}
     found: dict[int, DeviceEncoder] = {}
@@ -91,7 +92,7 @@ def encoders_on(plan: Plan, codecs: Sequence[Codec], device: torch.device) -> En
 class Changes(NamedTuple):
     """Changes of segments, by the segment's number, that the device of the weights decodes, and a verdict on each codec.
 
-    A verdict says if a codec has a form for the device, or why the host has to decode.
+    A verdict holds a codec's form for the device, or the reason why the host has to decode.
     """
 
     by_segment: dict[int, Change]

@@ -30,7 +30,7 @@ class Aggregator(ABC):
     def add(self, codec: Codec, payload: Payload, out: Floats, weight: float = 1.0) -> None:
         """Add one worker's payload of a segment, times `weight`, to the segment's flat accumulator `out`.
 
-        It begins with zeros.
+        The accumulator begins with zeros.
         """
 
     def add_measured(self, codec: Codec, payload: Payload, measured: Measured, out: Floats, weight: float = 1.0) -> None:

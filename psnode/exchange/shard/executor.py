@@ -1,4 +1,4 @@
-"""Threads for the master's arithmetic: the work of one group stays in order, and groups run in parallel.
+"""Threads for a shard's arithmetic: the work of one group stays in order, and groups run in parallel.
 
 If work waits in a queue, the work whose result the next forward pass needs first is done first. Groups are numbered in the
 order in which back-propagation finishes them, so this is the work of the group with the highest number.
@@ -22,9 +22,9 @@ _MOST = 4
 
 
 def lane_count(groups: int) -> int:
-    """Return the number of lanes: at most 4, at most one per group, and at most the number of cores minus one, for the transport.
+    """Return the number of lanes: at most 4, at most one per group, and fewer than the number of cores.
 
-    It is at least 1.
+    One core is left to the transport. On a single core there is one lane.
     """
     return most_lanes(usable_cores(), groups)
 

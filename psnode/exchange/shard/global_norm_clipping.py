@@ -56,8 +56,8 @@ class GlobalNorm:
     def offer(self, group: int, gradient: Floats, summed: Summed) -> dict[int, Summed]:
         """Take the sum of a group. Return the clipped sums, by group, of the groups that can be updated now.
 
-        With an estimate of the norm this is only the offered group. Without an estimate, all groups are returned with the last
-        group of the version, and no groups before.
+        With an estimate of the norm this is only the offered group. Without an estimate, the call for the version's last group
+        returns all groups, and earlier calls return no groups.
         """
         square = summed.factor**2 * inner_products(gradient, gradient)[1]
         with self._lock:

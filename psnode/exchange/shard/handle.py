@@ -65,7 +65,7 @@ class RoundsHandle(Protocol):
         """True if a worker that was withdrawn may take part again when it has the whole weights."""
 
     def take(self, frame: Frame) -> object:
-        """Return the event in a frame from a shard on another rank; None if the caller need not act on it (a late ANSWER)."""
+        """Return the event in a frame from a shard on another rank; None if the caller need not act on it."""
 
     def note_squares(self, event: Squares) -> None:
         """Take the squared norms of the groups of this rank's own shard, if the run has shards on other ranks, too."""

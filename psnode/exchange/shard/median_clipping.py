@@ -36,7 +36,7 @@ class Held(NamedTuple):
 
 
 class Clipped(NamedTuple):
-    """Note that the push of `rank` in `step` was added times `factor`, which is below 1."""
+    """Record of a push, from `rank` in `step`, that was added times `factor`, which is below 1."""
 
     rank: int
     step: int

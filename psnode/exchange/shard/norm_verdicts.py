@@ -60,7 +60,7 @@ class Closing(NamedTuple):
 
 
 class Judge:
-    """Judge of pushes by the norm of the whole gradient, to which a worker's pushes for all groups of `part` belong.
+    """Judge of pushes by the norm of the whole gradient: a worker's pushes in one step for all groups of `part`.
 
     Lanes call `suspects` and `hear`, only one lane at a time for a group. `cap`: AUTO, a number, or None for off.
     """

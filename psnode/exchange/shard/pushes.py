@@ -31,8 +31,8 @@ class Push(NamedTuple):
     """A worker's gradient of a group.
 
     `norm`: the norm of all parts together, see Measured. `absent`: tensors without a gradient, numbered from 0 among the
-    tensors with a part in the group. `counts_as`: the number of gradients of usual weight as which the push counts in the
-    mean.
+    tensors with a part in the group. `counts_as`: the weight of the push in the mean, as a multiple of the usual weight of a
+    gradient.
     """
 
     norm: float

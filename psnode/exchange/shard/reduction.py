@@ -44,11 +44,11 @@ class Reduction:
     The work is done in lanes, for each group in the order of submission. With a `constraint`, no group is sent until all
     groups are updated and the constraint is applied to the weights.
 
-    If `norm_cap` finds a gradient's norm out of proportion (psnode.exchange.shard.norm_verdicts), the gradient's suspicious
-    pushes are refused. They are scaled down instead if the rest can return to a residual. Suspicious pushes wait until all
-    groups of the round have come. A `global_norm` clips the sums, which may have to wait until the sums of all groups are
-    complete. With a `weight_unit`, frames state the weight of their gradient. `average`: a moving average of the weights, or
-    None.
+    If a gradient's norm is out of proportion under the rule `norm_cap` (psnode.exchange.shard.norm_verdicts), the gradient's
+    suspicious pushes are refused. They are scaled down instead if a usual norm is known and the rest can return to a residual.
+    Suspicious pushes wait until the pushes of all groups in the round have come. A `global_norm` clips the sums, which may have
+    to wait until the sums of all groups are complete. With a `weight_unit`, frames state the weight of their gradient.
+    `average`: a moving average of the weights, or None.
     """
 
     def __init__(
@@ -316,8 +316,8 @@ class Reduction:
     def _take(self, group: Group) -> tuple[tuple[AddedGradient, ...], float, frozenset[int], bool]:
         """Complete the group's sum, and reset its records for the next round.
 
-        Returns the gradients in the sum, the number of gradients as which they count in the mean, the tensors without a
-        gradient from any worker, and True if the sum is finite.
+        Returns the gradients in the sum, the sum of their weights (Push.counts_as), the tensors without a gradient from any
+        worker, and True if the sum is finite.
         """
         added, self._added[group.index] = tuple(self._added[group.index]), []
         counts, self._counts[group.index] = self._counts[group.index], []

@@ -62,7 +62,7 @@ class Shard:
 
     `groups`: the groups' numbers in the plan. `weights`: x of these groups, one after another. `routes`: the routes of all
     groups of the plan. `rate`: returns the learning rate of a round's gradients. `device`: the device that computes sums, x,
-    the optimizer's memories and y, if possible. In this case the shard's methods return copies of their newest values.
+    the optimizer's memories and y, if possible. In this case the shard's methods return copies of the newest values.
     `flow_control`: the flow control of this rank as a root, by default a new one.
     """
 
@@ -398,7 +398,7 @@ def _norm_of(part: PlanPart, config: Config, link: FrameChannel) -> GlobalNorm |
 
 
 def _require_whole(part: PlanPart, config: Config, constraint: Constraint | None) -> None:
-    """Raise ConfigurationError if the shard has only some of the groups and a setting needs all of them in one shard."""
+    """Raise ConfigurationError if a constraint needs groups that the shard lacks, or the optimizer a whole tensor that is cut."""
     if constraint is not None and not part.is_whole:
         raise ConfigurationError("Task.constrain needs all weights in one place, and this run has them in several")
     if config.whole_tensors and part.pieces:

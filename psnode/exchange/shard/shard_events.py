@@ -23,7 +23,7 @@ class GroupClosed(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """Event: the push of rank `sender` for `group` is not used, since it cannot be decoded or its norm is out of bounds."""
+    """Event: the push of rank `sender` for `group` is not used: it cannot be decoded, or its gradient's norm is out of bounds."""
 
     group: int
     sender: int
@@ -31,7 +31,7 @@ class Refused(NamedTuple):
 
 
 class Scaled(NamedTuple):
-    """Event: the norm of rank `sender`'s push for `group` is out of bounds. A part of the push counts.
+    """Event: the norm of rank `sender`'s gradient is out of bounds. Only a part of its push for `group` counts.
 
     The rest returns to the sender's residual.
     """

@@ -1,4 +1,4 @@
-"""Adam and AdamW on the master, in one pass over memory. torch's optimizers make one pass for every operation of a step.
+"""Adam and AdamW in one pass over memory. torch's optimizers make one pass for every operation of a step.
 
 Source: Kingma and Ba, "Adam", ICLR 2015; Loshchilov and Hutter, "Decoupled Weight Decay Regularization", ICLR 2019.
 """

@@ -23,7 +23,7 @@ _SIZE = 10007
 
 
 class DeviceSteps:
-    """OptimizerSteps for flat float32 tensors on a CUDA device, which `kernels` compute."""
+    """OptimizerSteps that `kernels` compute, for flat float32 tensors on a CUDA device."""
 
     def __init__(self, kernels: StepKernels, device: torch.device) -> None:
         self._kernels, self._device, self._once = kernels, device, rounds_once()
@@ -100,8 +100,8 @@ class DeviceSteps:
 def checked_steps(device: torch.device) -> tuple[DeviceSteps | None, str]:
     """Return steps whose results on `device` equal the host's. If a result differs, return None and the reason in one line.
 
-    A kernel that fails is such a reason, too. If all results are equal, this is recorded in a file, which is valid for the
-    source of the kernels and their callers, the device, the driver and versions. Raises ConfigurationError without CuPy.
+    A kernel that fails is such a reason, too. If all results are equal, a file records this for the present device, driver,
+    versions, and source of the kernels and their callers. Raises ConfigurationError without CuPy.
     """
     from psnode.codecs.device.cupy.row_kernels import DeviceIdentity, import_cupy
     from psnode.codecs.rows.compiled import write_whole
@@ -166,9 +166,9 @@ def _cases() -> Iterator[tuple[str, Callable[[OptimizerSteps, list[Any]], None],
 
 
 def _inputs() -> Iterator[tuple[str, list[Floats]]]:
-    """Yield names and four vectors each: x, a velocity or mean, a square, and a sum.
+    """Yield pairs of a name and four vectors: x, a velocity or mean, a square, and a sum.
 
-    The values are drawn from N(0,1), or have all exponents, or are 0.
+    The values are drawn from N(0,1), or have widely different exponents, or are 0.
     """
     rng = np.random.default_rng(1)
     normal = [rng.standard_normal(_SIZE, np.float32) for _ in range(4)]

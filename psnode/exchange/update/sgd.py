@@ -1,4 +1,4 @@
-"""Stochastic gradient descent on the master in one pass over memory.
+"""Stochastic gradient descent in one pass over memory.
 
 torch's SGD makes one pass for every operation of a step. The mean of the gradients and the clearing of the sum would take two
 more passes. At 45 MB a pass, all these passes would be a large part of a step's processor time.

@@ -1,6 +1,6 @@
 """torch's optimizers that work coordinate by coordinate.
 
-The master has one of them for each group, over ranges of coordinates.
+A rank that updates weights has one of them for each of its groups, over ranges of coordinates.
 """
 
 from __future__ import annotations

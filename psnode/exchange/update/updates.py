@@ -1,4 +1,4 @@
-"""Optimizers of the master. Their settings apply to ranges of coordinates, which lie in one group and one parameter group."""
+"""Optimizers of a shard. Their settings apply to ranges of coordinates, each in one group and one parameter group."""
 
 from __future__ import annotations
 

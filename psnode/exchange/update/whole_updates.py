@@ -1,4 +1,4 @@
-"""Optimizers of the master that need whole tensors, one per tensor: torch's optimizers, by name, or the task's own."""
+"""Optimizers that need whole tensors, one per tensor: torch's optimizers, by name, or the task's own."""
 
 from __future__ import annotations
 

@@ -19,10 +19,10 @@ from psnode.plans.groups import Group, Segment
 class DeviceMover:
     """Mover for flat copies of x and y on a device. Its results equal the host's, bit for bit.
 
-    `encoders`: by segment's number, for segments that the device codes. For other segments the difference x - y is copied to
-    the host, which codes it. `changes`: by segment's number, for segments whose payloads the device decodes. For other
-    segments the host decodes the payload: either the decoded values are copied to the device, or y is copied to the host and
-    back.
+    `encoders`: encoders of the segments that the device codes, by the segment's number. For other segments the difference x - y
+    is copied to the host, which codes it. `changes`: changes of the segments whose payloads the device decodes, by the
+    segment's number. For other segments the host decodes the payload: either the decoded values are copied to the device, or y
+    is copied to the host and back.
     """
 
     def __init__(

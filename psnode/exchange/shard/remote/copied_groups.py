@@ -24,7 +24,7 @@ class CopiedGroups:
     def speakers(self) -> list[int]:
         """The ranks that are the lowest root of a group, ascending.
 
-        State and events of the lowest root count for all roots of the group.
+        The state of the lowest root, and its events other than GroupClosed, count for all roots of the group.
         """
         return sorted({roots[0] for roots in self._roots})
 

@@ -51,11 +51,11 @@ class DistributedShard:
     Several shards may have the same groups. Such a group is closed when all its shards have closed it, with the same
     gradients. For other events of the group, and for its state, only the shard with the lowest rank counts.
 
-    Every shard carries out orders one after another; `state`, `digest`, `replica` and `missing` wait for the answers. The
-    weights x are fetched only when they are needed: for checkpoints, and at the end. `weights`: the master's model, which then
-    has the newest x. `rate`: returns the learning rate of a round. `patience`: the longest wait for an answer, in seconds.
-    `estimates`: True if gradients are clipped by the norm of the previous version. Events of `own` are in the inbox. The
-    master passes Squares events to `note_squares`, and handles all other events itself.
+    Every shard carries out orders one after another. Calls that need a result, such as `state` and `missing`, wait for the
+    answers. The weights x are fetched only when they are needed: for checkpoints, and at the end. `weights`: the master's
+    model, which then has the newest x. `rate`: returns the learning rate of a round. `patience`: the longest wait for an
+    answer, in seconds. `estimates`: True if gradients are clipped by the norm of the previous version. Events of `own` are in
+    the inbox. The master passes Squares events to `note_squares`, and handles all other events itself.
 
     If shards have different groups, the loss of a rank that has a shard ends the run: `withdraw` raises TransportError. If
     these shards are on workers, the loss of any worker ends the run, and `force` raises, too. If all shards have the same

@@ -36,7 +36,7 @@ class OwnShard:
 
 
 def orders_of(shard: Shard) -> dict[str, Callable[..., Any]]:
-    """Return the methods of a shard that may be called by an order, by name, except `open`."""
+    """Return, by name, functions that carry out those orders that all shards carry out in the same way."""
     return {
         "admit": shard.admit,
         "excuse": shard.excuse,

@@ -18,10 +18,9 @@ HAS_A_PART = "which has a part of the weights and of the optimizer's memory"
 class ShardCalls:
     """Calls over `link` to the shards of `ranks`, which carry out orders one after another.
 
-    `needs_all`: True if the run ends when any of these ranks is lost. If it is False, a call does not wait for a lost or
-    silent rank, and leaves the loss in the inbox for the master's loop. A rank that has not answered a call with
-    `patient=False` may have fallen silent, perhaps together with others. Later calls do not wait for it until it is `heard`
-    again.
+    `needs_all`: True if the run ends when any of these ranks is lost. If it is False, a call does not wait for a lost or silent
+    rank, and leaves the loss in the inbox for the master's loop. A rank that has not answered a call with `patient=False` may
+    have fallen silent, perhaps together with others. Later patient calls do not wait for it until it is `heard` again.
     """
 
     def __init__(self, link: FrameChannel, ranks: Iterable[int], *, needs_all: bool = True) -> None:
