@@ -155,9 +155,9 @@ class Transport(ABC):
     def send(self, rank: int, tag: int, buffers: Sequence[Buffer]) -> Pending:
         """Queue one message that consists of `buffers` end to end, and return immediately. Any thread may call this.
 
-        Messages between two ranks arrive in the order in which they were sent, whatever their tags. Tags are 0..4095. A single
-        contiguous buffer is sent without a copy. Sending to a lost rank is not an error: the message is dropped and the Pending
-        is done.
+        Messages between two ranks arrive in the order in which they were sent, whatever their tags. Tags are 0..4095. Over MPI,
+        a single contiguous buffer is sent to another rank without a copy. Sending to a lost rank is not an error: the message
+        is dropped and the Pending is done.
         """
 
     @abstractmethod

@@ -1,7 +1,7 @@
 """One rank's access to the MPI transport. This is the only module that imports mpi4py.
 
-Only one thread calls MPI, from MPI_Init_thread to MPI_Finalize (psnode.transport.mpi.thread). Threads that call `send`, `close`
-or `call` only queue an order for this thread.
+Only one thread calls MPI, from MPI_Init_thread to MPI_Finalize (psnode.transport.mpi.thread). Threads that call `send`,
+`close`, `call` or `abort` do not call MPI, but queue an order for this thread.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class Farewell:
     def agreed(self, alive: frozenset[int]) -> bool:
         """Return True if all ranks have agreed to leave, or if rank 0 is lost.
 
-        On rank 0, the farewells to the other ranks may still be undelivered at this time.
+        On rank 0, the farewells to the other ranks may still be undelivered when the result is True.
         """
         return self._said and self._all_heard(alive)
 

@@ -1,8 +1,8 @@
 """The split of a message into MPI messages: either the whole message, or its total length followed by pieces.
 
-Pieces let several ranks share a link evenly (`piece_size`). They are also needed for a message of 2 GiB, which cannot be one
-MPI message, since MPI counts bytes with signed 32-bit integers. The lowest two bits of an MPI tag give the kind of the part.
-The largest tag, 4 * 4095 + 3 = 16383, is below the 32767 that every MPI supports.
+Pieces let several ranks share a link evenly (`piece_size`). They are also needed for a message of 2 GiB or more, which cannot
+be one MPI message, since MPI counts bytes with signed 32-bit integers. The lowest two bits of an MPI tag give the kind of the
+part. The largest tag, 4 * 4095 + 3 = 16383, is below the 32767 that every MPI supports.
 """
 
 from __future__ import annotations

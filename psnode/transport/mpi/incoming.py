@@ -42,8 +42,8 @@ class Incoming:
 
     `start(handle, buffer, then)` begins a receive, and `deliver(tag, part, block)` takes each complete message.
     `refuse(reason)` is called once if parts do not form a message or a receive fails; after this call nothing is delivered.
-    `window`: returns, when called, the largest number of simultaneous receives. Without this limit, large messages would share
-    the link, need more memory, and not arrive in the order in which they were sent.
+    `window`: returns, when called, the largest number of simultaneous receives. Without this limit, several large messages
+    would share the link: all of them would need memory, and the first would be complete only late.
     """
 
     def __init__(self, pool: Pool, start: Start, deliver: Deliver, refuse: Refuse, window: Callable[[], int]) -> None:
