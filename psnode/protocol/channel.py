@@ -108,7 +108,7 @@ class FrameChannel:
         return self.send_frame(ranks, frame, tag)
 
     def send_frame(self, ranks: int | Sequence[int], frame: Bytes, tag: int | None = None) -> list[Pending]:
-        """Send a sealed frame to one rank or to several, without copying it. Any thread may call this.
+        """Send a sealed frame to one rank or to several. The channel does not copy it. Any thread may call this.
 
         The frame must not change before every returned Pending is done.
         """

@@ -88,6 +88,6 @@ def answer(link: FrameChannel, frame: Frame) -> None:
 
 
 def _noise(size: int) -> bytes:
-    """Return `size` bytes that no link can compress."""
+    """Return `size` random bytes. A block of at most 16 KiB is repeated."""
     block = os.urandom(min(size, _SMALLEST))
     return (block * -(-size // max(len(block), 1)))[:size]

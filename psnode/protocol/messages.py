@@ -246,9 +246,9 @@ class Ready(_Message):
 class Start(_Message):
     """PLAN: the plan, the job digest of all later frames, and the starting point.
 
-    These frames follow: a number of STATE frames, `tensors`, with parameters and buffers of rank 0 that the worker lacks; a
-    STATE frame with the worker's own state if `state_follows` is True; and WEIGHTS frames of all groups if `weights_follow` is
-    True. If `weights_follow` is False, the worker already has the weights.
+    These frames follow: as many STATE frames as `tensors` states, with parameters and buffers of rank 0 that the worker lacks;
+    a STATE frame with the worker's own state if `state_follows` is True; and WEIGHTS frames of all groups if `weights_follow`
+    is True. If `weights_follow` is False, the worker already has the weights.
 
     `rehearsal`: if True, the worker takes some steps with this plan, discards their results, and waits for another PLAN.
     `restore`: the name of the checkpoint to resume from, or None. `shift` and `sample_shift`: the epoch offsets of the

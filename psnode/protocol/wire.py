@@ -77,7 +77,7 @@ class Kind(IntEnum):
     PASSED_ON = 27  # master -> shard on a worker: a lost worker's GRADIENT frame, which another shard has received
 
 
-CODED = frozenset({Kind.WEIGHTS, Kind.DELTA, Kind.GRADIENT})  # kinds of group frames; all others are control messages
+CODED = frozenset({Kind.WEIGHTS, Kind.DELTA, Kind.GRADIENT})  # kinds of group frames
 
 
 class Flag(IntFlag):
@@ -88,7 +88,7 @@ class Flag(IntFlag):
     STOP = 2  # VERSION_COMPLETE: this version is the last
     SPARE = 4  # VERSION_COMPLETE: the rank is a spare and waits for the next version
     WRITTEN = 8  # STATE: the part was written to the run's directory, or this failed; the frame holds only buffers
-    PARTIAL = 16  # GRADIENT: the last payload marks tensors that have no gradient in this step
+    PARTIAL = 16  # GRADIENT: the first payload after those of the segments marks tensors without a gradient in this step
     HOLD = 32  # ASK: no version follows before the answer, and the whole weights follow after it
     WEIGHED = 64  # GRADIENT: the last payload is the gradient's weight in the mean
 
@@ -304,7 +304,7 @@ def pack_norm(norm: float) -> bytes:
 
 
 def unpack_norm(body: Bytes, source: int | None = None) -> float:
-    """Return the norm in a body that `pack_norm` has made. Raises WireError for any other body."""
+    """Return the norm in a body that `pack_norm` has made. Raises WireError for another length, a negative norm or NaN."""
     if body.size != _NORM.size:
         raise WireError(f"the norm of a gradient takes {_NORM.size} bytes, not {body.size}", source)
     norm = float(_NORM.unpack(body.tobytes())[0])
