@@ -150,7 +150,7 @@ def _downs(plan: Plan, spec: str) -> list[Codec]:
     """Return, by segment, the codec of a change of the segment's weights.
 
     A change travels uncompressed if `spec` would not make it smaller. If some gradients of the plan are coded, changes also
-    travel uncompressed in the segments whose gradients are not coded, which are those of small tensors.
+    travel uncompressed in the segments whose gradients are not coded, such as those of small tensors.
     """
     codec, identity = known_codec(spec).contractive(), known_codec(IDENTITY)
     some_coded = any(segment.codec != IDENTITY for segment in plan.segments)

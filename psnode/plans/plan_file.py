@@ -59,7 +59,7 @@ class PlanFile:
 
     @classmethod
     def load(cls, file: Path) -> Self:
-        """Return a saved plan. Raises ConfigurationError if `file` cannot be read or is not a plan file of this format."""
+        """Return a saved plan. Raises ConfigurationError if `file` cannot be read or is not a plan file of a known format."""
         try:
             found = read_json(file)
             if found["format"] not in (_FIRST_FORMAT, FORMAT):
@@ -112,7 +112,7 @@ class PlanFile:
         """Return the topology of a run with `config`: the plan's if only the plan's is unusual, otherwise that of `config`.
 
         Raises ConfigurationError if the plan and `config` have different topologies and both are unusual. Also raises it if
-        only the plan has a topology with servers, since these ranks have not been started.
+        only the plan has a topology with servers, since the ranks of its servers have not been started.
         """
         if self.topology in (_USUAL, config.topology):
             return config.topology

@@ -65,7 +65,8 @@ def assembled(
     """Return the plan whose groups are made of `runs`.
 
     A run is a triple: neighbouring tensors, the codec of those tensors that are coded, and the approximate bytes of a segment.
-    A run that is larger than this becomes several groups. All other rules, and the errors, are those of make_plan.
+    A run of at least 1.5 times this size becomes several groups, if it can be cut. All other rules, and the errors, are those
+    of make_plan.
     """
     ordered: list[Tensor] = []
     groups: list[Group] = []
