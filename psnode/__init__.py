@@ -104,8 +104,8 @@ def plan(
     ranks run on one host and share its cores. `progress` is called with a line before each part of the measurement. `settings`
     are those of `psnode train`.
 
-    The passes are measured on copies, on the device of the model. The call does not change the model, its gradients, the
-    random generators, torch's number of threads or a process group, even if it fails. Raises ConfigurationError.
+    Forward and backward passes are measured on copies of the model, on its device. The call does not change the model, its
+    gradients, the random generators, torch's number of threads or a process group, even if it fails. Raises ConfigurationError.
     """
     from psnode.jobs.planning.own_model import plan_own_model
 

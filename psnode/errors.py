@@ -1,4 +1,4 @@
-"""Exceptions that psnode raises on purpose, and their exit codes. One more, RemoteFailureError, is in protocol/channel.py.
+"""Exceptions that psnode raises on purpose, and their exit codes. A few more, such as RemoteFailureError, are in other modules.
 
     PsnodeError                         1   a bug in psnode, when no class below fits
     ├── ConfigurationError              2   a setting is unknown, out of range or contradicts another
@@ -16,7 +16,7 @@
     ├── NormError                       1   a gradient whose norm is above the accepted bound
     ├── DeviceError                     1   a device has failed or has too little memory
     ├── TransportError
-    │   ├── MissingRanksError           3   ranks are absent at the start, or too few are left
+    │   ├── MissingRanksError           3   ranks are absent at the start
     │   ├── DeadlineExceededError       3   nothing arrived in time
     │   └── PeerLostError               3   a rank died or closed its end
     ├── CheckpointError                 5   a checkpoint cannot be read or written, or belongs to another run
@@ -91,7 +91,7 @@ class CodecError(PsnodeError):
 
 
 class CodecSpecError(CodecError, ConfigurationError):
-    """A codec spec names an unknown codec or parameter, or a value outside its bounds."""
+    """A codec spec names an unknown codec or parameter, or gives a parameter a value outside its bounds."""
 
 
 class CodecTypeError(CodecError, TypeError):

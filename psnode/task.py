@@ -1,4 +1,4 @@
-"""Task, the only class that users write for their own model and data.
+"""Task, the class that users write for their own model and data.
 
 The networks and data sets that psnode includes form a Task too (`psnode.tasks.classification`).
 """
@@ -70,7 +70,7 @@ class Task(ABC):
 
     @abstractmethod
     def eval_data(self) -> Any:
-        """Return the examples on which the evaluator measures the model; only the evaluator calls this method.
+        """Return the examples on which the evaluator measures the model. The ranks of a training run do not call this.
 
         The result may have the types of `train_data`, except iterable data sets.
         """
@@ -108,8 +108,9 @@ class Task(ABC):
         """Return the parameters that have their own settings, as in torch.optim: dictionaries of "params" and settings.
 
         "params" are parameters of `model` or their names. The settings that a group may override are lr (or lr_factor, which
-        multiplies the run's learning rate), weight_decay, momentum, nesterov, betas, beta2 and eps. Every trained parameter must
-        be in one group. Without groups, all parameters follow the run's settings. Only ranks that update weights call this.
+        multiplies the run's learning rate), weight_decay, momentum, nesterov, betas, beta2 and eps. Every trained parameter
+        must be in one group. Without groups, all parameters follow the run's settings. The master and all ranks that update
+        weights call this.
         """
         return []
 
