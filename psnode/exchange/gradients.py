@@ -25,12 +25,12 @@ class GradientSource(Laid, Protocol):
     """Gradient of one round, in the form that a sender reads. `Gradients` implements it for rounds of one backward pass."""
 
     def pieces(self, start: int, stop: int) -> Sequence[tuple[int, torch.Tensor]]:
-        """Return pieces like those of `parts`, but as tensors on the device, for gradients that stay there by `keep`."""
+        """Return pieces like those of `parts`, but as tensors on the device, for gradients that `keep` leaves on it."""
 
     def absent(self, start: int, stop: int) -> list[int]:
         """Return the indices of the tensors without a gradient, ascending. The loss did not depend on these tensors.
 
-        Indices count, from 0 and in the order of the plan, the tensors with a part in [start, stop).
+        An index is a tensor's place, from 0, among the tensors with a part in [start, stop), in the order of the plan.
         """
 
     def keep(self, names: Collection[str]) -> None:
@@ -90,7 +90,7 @@ class Gradients:
         self._stays = frozenset(names)
 
     def pieces(self, start: int, stop: int) -> list[tuple[int, torch.Tensor]]:
-        """Return pieces like those of `parts`, but as tensors on the device, for gradients that stay there.
+        """Return pieces like those of `parts`, but as tensors on the device, for gradients that stay on it.
 
         They may be used in work that the calling thread submits to its current CUDA stream.
         """
@@ -134,7 +134,7 @@ class Gradients:
     def absent(self, start: int, stop: int) -> list[int]:
         """Return the indices of the tensors without a gradient, ascending. The loss did not depend on these tensors.
 
-        Indices count, from 0 and in the order of the plan, the tensors with a part in [start, stop).
+        An index is a tensor's place, from 0, among the tensors with a part in [start, stop), in the order of the plan.
         """
         return [index for index, name in enumerate(self._names(start, stop)) if self._taken[name] is None]
 

@@ -128,7 +128,7 @@ def run_piece(piece: Piece) -> None:
 
 
 class _Laid:
-    """Gradient whose values are given as two tensors, with the methods of psnode.exchange.segment_coder.Laid."""
+    """Gradient whose values are given in two pieces, with the methods of psnode.exchange.segment_coder.Laid."""
 
     def __init__(self, values: Floats) -> None:
         self._values = values.reshape(-1)

@@ -1,4 +1,4 @@
-"""Channels: frames sent and received over a transport, and the handling of messages that worker and master share."""
+"""Channels: frames sent and received over a transport, and the message handling that workers and the master have in common."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class CopiedRoute(Route):
 
 @dataclass(frozen=True, slots=True)
 class PassedOnRoute(Route):
-    """Route on which weights go down a tree: the root and every rank in the tree send them to `fanout` ranks.
+    """Route on which weights go down a tree: the root and every rank in the tree send them to at most `fanout` ranks of it.
 
     `passing`: the readers in the tree, in the order of the tree. All other readers get the weights from the root.
     """

@@ -38,7 +38,7 @@ def star_with_tree(layout: Layout, plan: Plan) -> tuple[Route, ...]:
 
 
 def mesh(layout: Layout, plan: Plan) -> tuple[Route, ...]:
-    """Return the routes of a mesh, by group. Every worker is the root of some groups, with about the same total size."""
+    """Return the routes of a mesh, by group. The workers are the roots, and their groups have about the same total size."""
     return _dealt(layout, plan, dict.fromkeys(layout.computing, 1))
 
 

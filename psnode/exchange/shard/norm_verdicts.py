@@ -52,7 +52,7 @@ class Beyond(NamedTuple):
 
 
 class Closing(NamedTuple):
-    """Group to which all pushes of its round have been added, with the version and the learning rate of its update."""
+    """Group for which all pushes of a round have come, with the version and the learning rate of its update."""
 
     group: int
     version: int

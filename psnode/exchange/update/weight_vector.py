@@ -39,7 +39,7 @@ class Weights(Protocol):
         """
 
     def digest(self, newest: Newest = unchanged) -> str:
-        """Return xxh3_128 of the bytes of all weights, including frozen weights."""
+        """Return xxh3_128 of the bytes of all weights. In a model these include frozen weights."""
 
     def state(self, vector: torch.Tensor | None = None) -> Tensors:
         """Return tensors for a checkpoint, by name: trained tensors, as views of `vector` (by default x), and all others."""

@@ -39,8 +39,8 @@ class CopiedGroups:
     def close(self, event: GroupClosed, rank: int) -> GroupClosed | None:
         """Record that the shard of `rank` has closed a group.
 
-        If all its shards have now closed it, return one event for all of them, otherwise None. Raises DivergedError if another
-        shard has added other gradients.
+        If all shards of the group have now closed it, return one event for all these shards, otherwise None. Raises
+        DivergedError if another shard has added other gradients.
         """
         found = self._closed.setdefault(event.group, {})
         first = next(iter(found.values()), event)

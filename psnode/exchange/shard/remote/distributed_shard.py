@@ -306,7 +306,7 @@ class DistributedShard:
     def _close(self, event: GroupClosed, rank: int) -> GroupClosed | None:
         """Record that the shard of `rank` has closed a group.
 
-        If all its shards have now closed it, return one event for all of them, otherwise None.
+        If all shards of the group have now closed it, return one event for all these shards, otherwise None.
         """
         self._unfinished[rank].discard(event.group)
         self._state.changed()

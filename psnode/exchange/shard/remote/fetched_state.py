@@ -25,7 +25,7 @@ class FetchedState:
     """State of all shards, fetched once per version. `parts`: by rank, the parts of `plan` that the shards have.
 
     `fetch`: a function that asks other ranks for their state, one after another, and yields each rank with its answer. Each
-    group occurs in only one answer. So the call needs memory for the whole state and for one answer at a time. `own`: the
+    group occurs in only one answer. So a fetch needs memory for the whole state and for one answer at a time. `own`: the
     master's own shard, or None. `weights`: the master's model, which has the newest x after a call of `digest`.
     """
 
