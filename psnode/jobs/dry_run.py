@@ -29,7 +29,7 @@ from psnode.tasks.optimizers import require_optimizer
 def dry_run(config: Config, workers: int) -> str:
     """Return a description of the job that `config` defines with this number of workers.
 
-    Raises ConfigurationError for all settings that train would refuse.
+    Raises ConfigurationError if the settings, the model or the plan file cannot be used.
     """
     import torch
 

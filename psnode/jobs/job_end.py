@@ -4,8 +4,7 @@ The launcher needs them because mpirun's exit code is 0 if every rank was killed
 environment variable. Rank 0 writes three marks to it: that a job has begun, the code with which the job has ended, and that
 the process exits normally. Every command of psnode, and every program started by `psnode launch`, reports a normal exit
 (`watch`), even if it runs no job. If rank 0 runs on another host, the launcher finds no file on its own host. In a second
-file next to the first, the launcher stores the signal that asked it to stop, because mpirun sends USR1 to the ranks for every
-signal.
+file next to the first, the launcher stores the signal that asked it to stop, because the ranks get USR1 instead of this signal.
 """
 
 from __future__ import annotations

@@ -60,7 +60,8 @@ def launch(
             addresses gets one rank per host in turn. None: all ranks run on this host.
         mpirun_args: arguments for mpirun. They take precedence over psnode's own choices.
         kill_after: seconds from a request to stop (TERM, INT, USR1, HUP) until every process is killed.
-        restarts: maximum number of restarts, with --resume, after the job has ended by itself without being done.
+        restarts: maximum number of restarts, with --resume, after failures of the job. An error that would recur, such as an
+            invalid setting, causes no restart.
         run_directory: directory of the run that a restart resumes. If it does not exist yet, the restart begins a new run.
         program: the program that every rank runs with the arguments `command`: a module for this interpreter, or the words of
             a command line. For a program other than PSNODE and PROGRAM, the launcher cannot tell a normal exit from a death.
@@ -211,7 +212,7 @@ def _stamp(run_directory: Path | None) -> tuple[int, int] | None:
 
 
 def find_mpirun() -> str:
-    """Return the path of mpirun: of the one in this Python's environment, otherwise of the first one on the PATH.
+    """Return the path of the mpirun in this Python's environment or, if it has none, of the first mpirun on the PATH.
 
     Raises ConfigurationError if there is no mpirun.
     """

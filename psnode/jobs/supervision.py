@@ -61,7 +61,7 @@ def supervise(
 
     If this process already ignores INT or HUP (under nohup, or in a shell's background), the signal stays ignored. `begun`
     is called with the id of the session when mpirun has started. `asked` is called with the signal that asked for a stop,
-    each time before mpirun or its session gets a signal.
+    before each of the signals that follow this request.
     """
     escalation = Escalation(kill_after)
     with _stop_signals(escalation), Forwarding() as output:

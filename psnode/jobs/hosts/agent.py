@@ -1,7 +1,7 @@
 """Program that answers questions about its host.
 
 It reads one question per line from standard input, writes one answer per line to standard output, both as JSON objects, and
-ends when its input ends. The source text of this module is sent to the hosts. So it imports only the standard library, and
+ends when its input ends. The source text of this module is sent to the hosts. So it needs only the standard library, and
 runs on any Python from 3.8 on.
 """
 
@@ -82,7 +82,7 @@ def _cores() -> int:
 
 
 def _mpi() -> str:
-    """Return the name and version of mpirun: of the one next to this Python, otherwise of the first one on the PATH.
+    """Return the name and version of the mpirun next to this Python or, if there is none, of the first mpirun on the PATH.
 
     The result is empty if there is no mpirun.
     """

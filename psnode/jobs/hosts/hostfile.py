@@ -62,9 +62,10 @@ def in_turn(path: Path) -> bool:
 
 
 def used(path: Path, ranks: int) -> int | None:
-    """Return the number of hosts in a file on which mpirun starts `ranks` ranks, filling the hosts in the file's order.
+    """Return the number of hosts in a file on which mpirun starts `ranks` ranks.
 
-    Returns None if the number is unknown: hosts without slots get as many ranks as they have cores.
+    If `in_turn` is True, hosts get ranks in turn. Otherwise they are filled in the file's order. Then the result is None if a
+    host does not state its slots, because it gets as many ranks as it has cores, and if there are too few slots.
     """
     hosts = hosts_of(path)
     if in_turn(path):

@@ -58,7 +58,10 @@ def _of(own: Mapping[str, Any], answer: Answer, master: str, data: Path | None) 
 
 
 def _versions(own: Mapping[str, Any], name: str, facts: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield a problem for every package that is missing or has another version than on this machine."""
+    """Yield a problem for each of psnode, torch, mpi4py, MPI and Python whose version differs from that on this machine.
+
+    A missing package counts as another version, and so does another source of the same version of psnode.
+    """
     where = f"with {shlex.quote(sys.executable)} there"
     for key, what, stops in (
         ("psnode", "psnode", True),

@@ -43,7 +43,7 @@ def ask(
     """Return the facts about this machine and the answers of all hosts. The first of `hosts` is the master's.
 
     `deadline`: seconds for each answer. `data`: a path whose existence is checked. `all_links`: also measure the links between
-    all other hosts. Raises PsnodeError if this machine does not answer.
+    the hosts other than the master's. Raises PsnodeError if this machine does not answer.
     """
     where = {"directory": str(Path.cwd()), "data": str(data.absolute()) if data is not None else None}
     with ExitStack() as stack, ThreadPoolExecutor(_AT_ONCE) as threads:

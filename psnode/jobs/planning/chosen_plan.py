@@ -28,7 +28,7 @@ def chosen(rows: Sequence[Forecast], verdict: CompressionVerdict) -> Forecast:
 
 
 def plan_file(profile: Profile, row: Forecast, verdict: CompressionVerdict, scenario: Scenario, source: str) -> PlanFile:
-    """Return the plan file of the forecast `row` in a scenario. `source`: a text for people on the origin of the prediction.
+    """Return the plan file of the forecast `row` in a scenario. `source`: a text that tells users the prediction's origin.
 
     If the step has too many frames, its prediction in the file has no spans. Raises ConfigurationError if an earlier version
     of psnode wrote the profile, because such profiles contain no plans.

@@ -5,7 +5,7 @@ fp32:bucket=25                uncompressed gradients, in buckets of the given nu
 fp16:bucket=25, bf16:...      halved by torch's hook
 powersgd:rank=2,start=2,bucket=1000
                               PowerSGD with error feedback and warm start from iteration `start` on. More than one
-                              bucket crashes some versions of torch over gloo, so the default makes one bucket
+                              bucket crashes some versions of torch over gloo, so the default bucket is very large
 psnode:CODEC                  psnode's hook (psnode.ddp) with its default settings, in buckets of 25 MB
 """
 

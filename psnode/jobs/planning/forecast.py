@@ -158,7 +158,10 @@ def _seconds(forecast: Forecast) -> float:
 
 
 def _quicker(found: Sequence[Forecast], best: Forecast) -> tuple[Forecast, ...]:
-    """Return the doubtful candidates that would be faster than `best`, each under its fastest topology."""
+    """Return the doubtful candidates that would be faster than `best` by more than the factor NEAR.
+
+    Each of them is returned under its fastest topology. NEAR is slightly above 1.
+    """
     fastest = {each.name: each for each in sorted(found, key=_seconds, reverse=True)}
     return tuple(each for each in found if each is fastest[each.name] and each.doubtful and NEAR * each.seconds < best.seconds)
 

@@ -37,7 +37,8 @@ def table(profile: Profile, workers: int, rate: str, rows: Sequence[Forecast], t
 def _names(rows: Sequence[Forecast]) -> list[str]:
     """Return the entries of a table's first column: the names of schemes, with their topologies if there are several of them.
 
-    With one topology the column is 26 characters wide. Otherwise it is as wide as its longest entry, if that is wider.
+    With one topology the column is 26 characters wide. Otherwise it is as wide as its longest entry, but at
+    least 26 characters wide.
     """
     if len(_topologies(rows)) < 2:
         return [f"{row.name[:26]:26}" for row in rows]

@@ -1,4 +1,4 @@
-"""The task of a model, a loss and a batch that a program passes. A prediction measures the passes of copies of them."""
+"""The task of a model, a loss and a batch that a program passes. A prediction measures passes of a copy of the model."""
 
 from __future__ import annotations
 

@@ -65,8 +65,8 @@ class SchemeCosts:
     step without communication is longer than the modelled one. `settings`, `plan`: as in plan files (psnode.plans.plan_file).
     `grouping`: the settings by which the plan was made (psnode.plans.rule.grouping_of). These three are empty in profiles of
     earlier versions of psnode. `accuracy`: a line that compares the recorded loss of the scheme with that of dense, or an
-    empty text if no loss is recorded. `lossy`: False for schemes whose gradients travel as float32, fp16 or bf16. `doubtful`:
-    True if the recorded loss or the kind of the codec speaks against the scheme.
+    empty text if no loss is recorded. `lossy`: False if gradients and weights are coded without loss or in half precision.
+    `doubtful`: True if the recorded loss or the kind of the codec speaks against the scheme.
     """
 
     groups: tuple[GroupCosts, ...]

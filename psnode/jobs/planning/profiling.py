@@ -1,4 +1,4 @@
-"""Measurement of a profile on this host: of a model's passes, and of a worker's and the master's work under every scheme."""
+"""Measurement of a profile on this host: the passes of a model, and the work of a worker and the master under each scheme."""
 
 from __future__ import annotations
 

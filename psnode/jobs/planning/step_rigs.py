@@ -1,4 +1,4 @@
-"""Rigs whose steps `psnode bench step` and `psnode plan` time.
+"""Rigs that take steps, so that `psnode bench step` and `psnode plan` can measure their duration.
 
 One rig is a worker with its master in the same process. The other rig only runs passes, without a worker. The worker is built
 by psnode.worker as in a job, with its hooks, coding thread, feedback and receiver. The master handles a gradient between two
@@ -240,7 +240,7 @@ def _values(segments: Sequence[Segment]) -> int:
 
 
 def _coded(plan: Plan, codecs: Sequence[Codec]) -> int:
-    """Return the number of coordinates in segments whose codec is lossy. `codecs`: by segment; empty if there are none."""
+    """Return the number of coordinates in segments whose codec is lossy. `codecs`: one for each segment, or an empty list."""
     return sum(segment.size for segment, codec in zip(plan.segments, codecs, strict=False) if not codec.lossless)
 
 

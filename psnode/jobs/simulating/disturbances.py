@@ -88,9 +88,9 @@ def durations_of(file: Path) -> tuple[float, ...]:
 
 
 def through(standstills: Sequence[Standstill], start: float, seconds: float) -> float:
-    """Return the time at which a worker's work ends that takes `seconds` and begins at `start`.
+    """Return the time at which a worker ends work that it begins at `start` and that takes `seconds`.
 
-    The work waits during `standstills`, the pauses of the worker in the order of their begin.
+    The work waits during `standstills`, the pauses of the worker in the order in which they begin.
     """
     end = start + seconds
     for still in standstills:
@@ -102,7 +102,7 @@ def through(standstills: Sequence[Standstill], start: float, seconds: float) -> 
 
 
 def of_rank(standstills: Iterable[Standstill], rank: int) -> list[Standstill]:
-    """Return the pauses of worker `rank` in the order of their begin. Pauses that overlap are joined into one."""
+    """Return the pauses of worker `rank` in the order in which they begin. Pauses that overlap are joined into one."""
     found: list[Standstill] = []
     for still in sorted((still for still in standstills if still.rank == rank), key=lambda still: still.begin):
         if found and still.begin <= found[-1].end:

@@ -33,11 +33,11 @@ class FreeCores:
 
 
 class SharedCores:
-    """The `count` cores of a host. All work that runs at the same time shares them equally, with at most one core for each work.
+    """The `count` cores of a host. All work that runs at the same time shares them equally, with at most one core for each.
 
     `crowded`: the speed of a core while all cores work, as in psnode.jobs.planning.fluid.simulation.Resource. `standstills`:
-    pauses in the order of their begin, in which no work is done. All work has the same speed at a moment. So work that takes
-    s seconds ends when the cores have given s seconds to each piece of work since this work began.
+    pauses in which no work is done, in the order in which they begin. At every moment, all pieces of work have the same speed.
+    So a piece of work that takes s seconds ends when every piece has got s seconds since this piece began.
     """
 
     def __init__(self, loop: EventLoop, count: int, crowded: float = 1.0, standstills: Sequence[Standstill] = ()) -> None:

@@ -95,7 +95,7 @@ class SimulatedHandle:
 
     @property
     def unchanged(self) -> bool:
-        """True if all groups are open."""
+        """True if all groups of the open round are still open."""
         return all(not shard.is_at(self._version) or shard.rounds.all_open for shard in self._shards.values())
 
     @property

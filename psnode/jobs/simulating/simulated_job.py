@@ -55,8 +55,8 @@ class SimulatedJob:
     `seconds`: the virtual time at which the job ended. `sent`, `received`: by rank, the bytes of gradients and weights on the
     rank's link. `reports`: by version, the reports of the workers whose gradients are in the version. `events`: as in
     events.jsonl, with virtual times. `spans`: as in timeline.json; empty unless they were recorded. `stop_reason`: the reason
-    of an early end; None if the job took all steps. `failure`: the error that ended the job because a worker with a part of
-    the weights was lost, otherwise None.
+    of an early end; None if the job took all steps. `failure`: the error that ended the job, if ranks other than the
+    master update weights, otherwise None.
     """
 
     workers: int
@@ -128,10 +128,10 @@ def simulate_job(
     """Return the course of a job that makes `steps` versions under a scheme of the profile.
 
     `costs`: the costs of the scheme, see `groups_of`; if they have no routes, the master is the root of all groups. Of
-    `config`, only the consistency rule, the deadlines, `min_workers`, the order of additions and the topology's name are
-    used. `shared`, `burst` and `master_rate` of the scenario are not modelled. `timeline`: True to record the spans of all
+    `config`, the consistency rule, the deadlines, `min_workers`, the order of additions and the topology's name have an
+    effect. `shared`, `burst` and `master_rate` of the scenario are not modelled. `timeline`: True to record the spans of all
     ranks. Raises ConfigurationError for settings that contradict the number of workers. Raises TransportError as the
-    master of a real job would, except when a part of the weights is lost: this error becomes the `failure` of the result.
+    master of a real job would. But if other ranks than the master update weights, this error becomes the result's `failure`.
     """
     config.check_workers(scenario.workers)
     disturbances.check(scenario.workers)

@@ -159,7 +159,7 @@ class SimulatedMaster:
         self._finish([each for each in self._unfinished if each[0] == rank])
 
     def _finish(self, updated: Iterable[tuple[int, int]]) -> None:
-        """Remove unfinished updates, and complete the version with the last of them."""
+        """Stop waiting for the updates `updated`. If no other update is awaited, complete the version and publish it."""
         before = len(self._unfinished)
         self._unfinished.difference_update(updated)
         if before and not self._unfinished:

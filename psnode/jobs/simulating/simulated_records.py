@@ -28,12 +28,13 @@ def links_of(job: SimulatedJob) -> list[dict[str, int]]:
 
 
 def write_records(directory: Path, job: SimulatedJob, coordinates: int, facts: Mapping[str, Any]) -> None:
-    """Write metrics.jsonl, history.jsonl, events.jsonl, summary.json and simulation.json into a new `directory`.
+    """Write metrics.jsonl, history.jsonl, summary.json and simulation.json into a new `directory`.
 
-    If spans were recorded, timeline.json is written too. `coordinates`: the number of the model's coordinates. `facts`:
-    the simulated options; simulation.json contains them, and the bytes on all links. Learning rates, epochs, losses and
-    examples are unknown in a simulation, so they are recorded as null. Hashes are empty. No config.json is written, so no
-    training can resume from the directory. Raises ConfigurationError unless the directory is new or empty.
+    events.jsonl is added if there are events, and timeline.json if spans were recorded. `coordinates`: the number of the
+    model's coordinates. `facts`: the simulated options; simulation.json contains them, and the bytes on all links. Learning
+    rates, epochs, losses and examples are unknown in a simulation, so they are recorded as null. Hashes are empty. No
+    config.json is written, so no training can resume from the directory. Raises ConfigurationError unless the directory is
+    new or empty.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)

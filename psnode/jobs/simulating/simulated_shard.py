@@ -98,7 +98,7 @@ class SimulatedShard:
             self._handle(origin)
 
     def is_at(self, version: int) -> bool:
-        """Return True if the round of `version` is the one that is open, or that was open last."""
+        """Return True if `version` is that of the open round or, if no round is open, that of the last one."""
         return self._version == version
 
     def hear_gradient(self, rank: int, group: int, version: int) -> None:

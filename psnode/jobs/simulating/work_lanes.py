@@ -11,7 +11,7 @@ from psnode.jobs.simulating.host_cores import Cores, FreeCores
 
 
 class WorkLanes:
-    """The `count` lanes of a shard. A lane does one piece of work at a time, and groups with higher numbers first.
+    """The `count` lanes of a shard. A lane does one piece of work at a time, and begins with groups of higher numbers.
 
     The lanes are those of psnode.exchange.shard.executor. `groups`: the shard's groups; by default the lanes take any groups.
     `cores`: the cores on which the lanes work; by default each lane has a core of its own.

@@ -1,4 +1,4 @@
-"""Values drawn from ranges by Optuna. They depend only on the seed, the number of earlier trials, and their results."""
+"""Values that Optuna draws for trials. They depend only on the seed, and on the number, values and results of earlier trials."""
 
 from __future__ import annotations
 

@@ -62,8 +62,8 @@ class Trial:
         """Train up to step `steps`, and evaluate the weights if `metric` requires it.
 
         Returns the exit code if the training or the evaluation failed or was stopped, otherwise 0. After a failed training,
-        later calls return its exit code and do not start it again. A training that has reached `steps` is not repeated. After
-        a failed evaluation, the next call tries it again.
+        later calls for steps that it did not reach return its exit code and do not start it again. A training that has
+        reached `steps` is not repeated. After a failed evaluation, the next call tries it again.
         """
         subprocess_runs.require_same(self.directory, self.arguments)
         code = self.failed(steps) or self._train(self.directory, self.arguments, steps)

@@ -52,7 +52,7 @@ class StepFigures(NamedTuple):
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A finished run of `workers` workers in the directory `path`. `measured`: the medians over `steps` of its steps.
+    """A finished run of `workers` workers in the directory `path`. `measured`: medians over `steps` measured steps.
 
     `prediction`: the recorded prediction of the run's step, or None. `links`: the recorded measurement of its links, or None.
     `cores`: the number of cores of the host that has the fewest; None if unknown. `crowded`: True if all ranks shared one
@@ -135,7 +135,7 @@ class FinishedRun:
 
     @property
     def code(self) -> str | None:
-        """The first setting of the run that names code outside psnode, as flag and value; None if there is no such setting."""
+        """The first setting besides log_to that names code outside psnode, as flag and value; None if there is no such one."""
         for name, setting in settings().items():
             value, tells = getattr(self.config, name), setting.rules.names_code
             if name != "log_to" and tells is not None and tells(value):

@@ -29,7 +29,7 @@ _ALIKE = 1.25  # the largest group of a bundle has at most this many times the b
 
 
 def folds(groups: RoutedGroups, scenario: Scenario) -> bool:
-    """Return True if one worker can stand for all workers, because every root sends its weights directly to all of them.
+    """Return True if one worker can stand for all workers, because roots send weights directly to readers, or send none.
 
     Ranks that share the cores of one machine are not folded.
     """
@@ -134,9 +134,10 @@ class _FoldedJob:
         return self._workers - (root in self._layout.computing)
 
     def _share(self, root: int, size: int) -> int:
-        """Return the resource of one worker's share of the links, in one direction, of `size` roots like `root`.
+        """Return a resource for one direction of a link that carries the frames between one worker and a bundle of roots.
 
-        Returns 0, which stands for no resource, if the links have no rate.
+        Its rate is the worker's share of the rates of the roots' links. `size`: the number of roots in the bundle, which
+        are like `root`. Returns 0, which stands for no resource, if the links have no rate.
         """
         scenario = self._scenario
         rate = scenario.rate if root != MASTER or scenario.master_rate is None else scenario.master_rate

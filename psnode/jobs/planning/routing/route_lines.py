@@ -1,4 +1,4 @@
-"""Routes as lines of text: for every root the ways of its groups, and for every rank its bytes and weights in a step."""
+"""Routes as lines of text: for every root the senders and readers of its groups, and for every rank its bytes in a step."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def title_of(groups: RoutedGroups, name: str, topology: str) -> str:
 
 
 def route_lines(groups: RoutedGroups, name: str, topology: str) -> list[str]:
-    """Return an empty line, a title, a line for each root on the ways of its groups, and a table of the ranks."""
+    """Return an empty line, a title, a line for each root with the senders and readers of its groups, and a table of ranks."""
     found = ["", title_of(groups, name, topology)]
     loads, senders = loads_of(groups), ranks_text(groups.layout.computing)
     for load in loads:

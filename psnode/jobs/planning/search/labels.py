@@ -163,9 +163,9 @@ class _Search:
         return self._model.grouping(stops[::-1], chosen[::-1], parts[::-1])
 
     def _arriving(self, place: int, clocks: Floats, place_of: Places) -> Iterator[_Labels]:
-        """Yield the labels at the cut `place` that may lead to an answer.
+        """Yield the labels at the cut `place` that may lead to an answer, in batches.
 
-        They are yielded by the candidate and the number of parts of the group that ends at the cut.
+        The labels of a batch agree in the candidate and the number of parts of the group that ends at the cut.
         """
         model, stop, owner = self._model, int(self._cuts[place]), place_of[:, 0]
         starts = self._cuts[:place]

@@ -77,9 +77,9 @@ def merged(clocks: StepClocks, groups: int, candidate: int = 0, *, exhaustive: b
 
 
 def merged_while_it_gains(clocks: StepClocks, candidate: int = 0, *, most: int = _MOST, least_node: int = 0) -> Grouping:
-    """Return MergeComp's schedule with the number of groups that pays, at most `most`.
+    """Return MergeComp's schedule with at most `most` groups, as many as are worthwhile.
 
-    Groups are added one by one as long as another group lowers F by at least the fraction GAIN.
+    The number of groups is raised by one as long as this lowers F by at least the fraction GAIN.
     """
     found = merged(clocks, 1, candidate, least_node=least_node)
     for groups in range(2, min(most, len(joined_small(clocks.tensors, least_node))) + 1):

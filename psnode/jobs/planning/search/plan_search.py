@@ -47,7 +47,7 @@ class PlanSearch:
         return Ways(profile, self.candidates, scenario, self.config)
 
     def file(self, ways: Ways, way: Way, workers: int, source: str) -> PlanFile:
-        """Return the plan file of a way to group the tensors. `source`: a text for people on the origin of the prediction.
+        """Return the plan file of a way to group the tensors. `source`: a text that tells users the prediction's origin.
 
         If no group is coded, the scheme becomes dense, since any other scheme would code the changes of the weights. Raises
         ConfigurationError if dense would change the training, because its learning rate or momentum differs.

@@ -159,7 +159,7 @@ class StepClocks:
         )  # fmt: skip
 
     def frames(self, candidate: CodecCandidate, coded: float, plain: float) -> tuple[float, float]:
-        """Return two times in seconds: those that a frame to the master, and a frame from the master, take at the master.
+        """Return the seconds that a frame to the master takes at the master, and those that a frame from the master takes there.
 
         The frames are those of a group with `coded` coded and `plain` uncoded coordinates.
         """
@@ -228,7 +228,7 @@ class StepClocks:
         return label
 
     def grouping(self, stops: Sequence[int], chosen: Sequence[int], parts: Sequence[int] | None = None) -> Grouping:
-        """Return the grouping with the groups that the arguments describe, as in `along`, with its seconds and its error."""
+        """Return the grouping, including its seconds and its error, whose groups the arguments describe as in `along`."""
         label, found, start = self.along(stops, chosen, parts), [], 0
         for stop, candidate, count in zip(stops, chosen, parts or [1] * len(stops), strict=True):
             names = tuple(tensor.name for tensor in self.tensors[start:stop])

@@ -89,7 +89,7 @@ class Ways:
         return Way(RULE, None, costs, job_step(self._profile, costs, self._scenario))
 
     def mergecomp(self, groups: int = 0) -> Way | None:
-        """Return MergeComp's way with `groups` groups, or with the number of groups that pays if `groups` is 0.
+        """Return MergeComp's way with `groups` groups or, if `groups` is 0, with as many as are worthwhile.
 
         Returns None if there are fewer tensors than groups.
         """
@@ -99,7 +99,7 @@ class Ways:
         return self._way({0: MERGECOMP, 1: ONE, 2: TWO, 3: THREE}[groups], found.groups, found.seconds)
 
     def secopa(self, *, overlapped: bool = False) -> Way | None:
-        """Return SeCoPa's way. None if the scheme's codec has no alternative.
+        """Return SeCoPa's way, or None if the scheme's codec is the only candidate.
 
         `overlapped`: True to let the stages of an exchange overlap, as psnode.jobs.planning.search.secopa explains.
         """
