@@ -1,4 +1,4 @@
-"""The commands of `psnode bench`, one for each part of psnode that can be measured. They import their modules when they run."""
+"""The commands of `psnode bench`, which measure psnode and PyTorch's DDP. They import the modules that measure when they run."""
 
 from __future__ import annotations
 

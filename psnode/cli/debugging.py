@@ -19,7 +19,7 @@ _R = TypeVar("_R")
 def traced(debug: bool) -> Iterator[None]:
     """Print the traceback of an error of psnode that leaves the context, if `debug` is True.
 
-    The traceback of any other exception is printed elsewhere, in all cases.
+    Tracebacks of other exceptions are printed in psnode.cli.commands, with or without --debug.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Names of options in other programs, each with psnode's name of the same option, or with another answer."""
+"""Options of other programs, each with the psnode option for the same purpose, or with other advice."""
 
 from __future__ import annotations
 

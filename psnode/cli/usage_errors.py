@@ -12,7 +12,7 @@ from psnode.config.declaration import nearest
 
 
 def in_words(error: click.UsageError, app: click.Command, arguments: Sequence[str]) -> str:
-    """Return one line that describes the error in a command line and names the help of the command.
+    """Return one line that describes the error in a command line and helps to correct it.
 
     `app`: the program's top command. `arguments`: the words of the command line.
     """
