@@ -1,6 +1,6 @@
 """Line charts as SVG of a fixed size.
 
-A chart has axes with round numbers, one line per run, and a band around a line whose points each stand for many steps.
+A chart has axes with round numbers, and lines. If the points of a line are means, a band around it shows the extremes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LOG_FROM = 30.0  # the axis is logarithmic if the ratio of the largest to the s
 
 
 class Line(NamedTuple):
-    """The line of a run in a chart: its points (`x`, `y`), and the band around them from `low` to `high`.
+    """A line in a chart: its points (`x`, `y`), and the band around them from `low` to `high`.
 
     `label`: the name of the line. `colour`: the number that selects the colour. If `marked` is True, every point is drawn as
     a mark.

@@ -116,7 +116,7 @@ def _goodput(run: Run) -> float | None:
 
 
 def differences(variants: Sequence[Variant]) -> Element | None:
-    """Return a table of the settings, parts of the scheme and versions in which the variants differ; None if there is none."""
+    """Return a table of the settings, parts of the scheme and versions in which variants differ; None without a difference."""
     tables = [facts_of(variant) for variant in variants]
     rows = []
     for name in dict.fromkeys(chain.from_iterable(tables)):

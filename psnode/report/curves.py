@@ -59,7 +59,11 @@ _DULL = {"contributing": "workers", "dropped": ""}  # columns shown only if they
 
 
 def panels(runs: Sequence[Run]) -> list[Panel]:
-    """Return the panels of the quantities for which at least one run has values."""
+    """Return the panels of the quantities for which at least one run has values.
+
+    The number of contributing workers is left out if all workers contributed to every step, and the number of dropped frames
+    if it is always 0.
+    """
     tests = _metrics(table for run in runs for table in run.evaluations.values())
     if not any(name == "metrics.top1" for name in tests) and any(run.best is not None for run in runs):
         tests = ["top1", *tests]
@@ -133,7 +137,10 @@ def _table(run: Run, file: str) -> Steps:
 
 
 def strip(runs: Sequence[Run]) -> list[Element]:
-    """Return charts of the events of runs, one chart per axis. A chart has a lane for each run, with a mark for each event."""
+    """Return charts of the events of runs, one chart per axis.
+
+    A chart has a lane for each run with events, and marks for the first events of the run.
+    """
     return [e("div", _lanes([run for run in runs if run.events], axis), class_=f"by-{axis}") for axis in AXES]
 
 

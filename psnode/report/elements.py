@@ -1,7 +1,6 @@
 """HTML and SVG as trees of elements.
 
-Text and attributes are escaped when a tree is written. Except for psnode's own style and script, the page gets text in no
-other way.
+Text and attributes are escaped when a tree is written. Only psnode's own style and script are not escaped.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def _table(variant: Variant, links: RankLinks) -> Element:
 
 
 def _counted(run: Run) -> RankLinks | None:
-    """Return the bytes that the ranks have counted, from summary.json. None if the file, which may contain anything, has none."""
+    """Return the bytes that the ranks have counted, from summary.json; None if they are missing or invalid in this file."""
     found = run.summary.get("link_bytes")
     if not isinstance(found, dict) or not isinstance(ranks := found.get("ranks"), dict) or len(ranks) > _MOST_RANKS:
         return None

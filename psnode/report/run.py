@@ -37,7 +37,7 @@ _T = TypeVar("_T")
 class Run:
     """All data of a run that its directory contains.
 
-    `problems`: a line for each file that could not be used, and is therefore treated as empty. `settings`, `scheme`: the
+    `problems`: a line for each file, or part of a file, that could not be used and counts as missing. `settings`, `scheme`: the
     recorded values by name. `prediction`: the prediction of a step, or None. `machines`: the content of machines.json.
     `summary`: empty until the run has ended.
     """
@@ -205,7 +205,7 @@ def _ended(run: Run) -> str:
 
 
 def read_all(paths: Sequence[Path]) -> list[Run]:
-    """Return the runs in `paths`. The name of a run is its path relative to their common folder."""
+    """Return the runs in `paths`. A run is named by its path relative to their common folder; a single run, by its own folder."""
     resolved = [path.resolve() for path in paths]
     if len(resolved) > 1:
         common = Path(os.path.commonpath(resolved))
