@@ -110,7 +110,7 @@ def figures(variants: Sequence[Variant]) -> list[Element]:
 
 
 def _divided(run: Run) -> bool:
-    """Return True if a run divides residuals by a learning rate that falls to 0, so that the norms of its gradients grow."""
+    """Return True if a run divides residuals by a learning rate that falls nearly to 0, so that norms of its gradients grow."""
     rates = run.steps.known("lr")
     rescales = "rescale=true" in str(run.scheme.get("feedback")).partition(":")[2].split(",")
     falls = bool(rates.size) and float(rates[-1]) < _LOW * float(np.max(rates))

@@ -83,7 +83,7 @@ class GivenModel(Task):
         return loss, None
 
     def check_loss(self) -> None:
-        """Compute the loss of a copy of the model once. Raises ConfigurationError if a backward pass from it is impossible."""
+        """Compute the loss of a copy of the model once. Raises ConfigurationError if a step cannot use it."""
         from psnode.worker.reached import Reach, parameters_of
 
         model = copy.deepcopy(self._model)

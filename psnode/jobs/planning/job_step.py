@@ -105,7 +105,7 @@ def step_spans(
 class _Note(NamedTuple):
     """Work of a kind of psnode.plans.prediction.SPANS, from the beginning of activity `first` to the end of activity `last`.
 
-    `rank`: the worker, if this is a worker's work, or a frame with its gradient or with weights for it; otherwise the root.
+    `rank`: the worker for a worker's own work, and for frames with its gradient or with weights for it; otherwise the root.
     `root`: the rank to which a frame with a gradient goes; None for everything else.
     """
 
@@ -169,7 +169,7 @@ class _Job:
     def _arrival(self, index: int, rank: int, there: dict[int, int]) -> int:
         """Return the activity that ends when the weights of the group `index` have arrived on `rank`.
 
-        `there`: the activities that are already known, by rank. The activities of ranks on the way are added to it.
+        `there`: these activities by rank, as far as they are known. This method adds the missing ones.
         """
         if rank not in there:
             source = self._routes[index].down(rank)

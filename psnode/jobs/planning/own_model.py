@@ -109,7 +109,7 @@ class OwnModelPlan:
         """Save the plan of the best scheme at a rate to a file for plan=FILE of a session, and return the scheme's name.
 
         `rate`: a key of `by_rate`. It may be left out if there is only one. Raises ConfigurationError for an unknown rate,
-        and if the record of losses speaks against every scheme.
+        and if recorded losses or the kinds of the codecs speak against all schemes.
         """
         name = next(iter(self.by_rate)) if rate is None and len(self.by_rate) == 1 else rate
         found = None if name is None else self.by_rate.get(name)

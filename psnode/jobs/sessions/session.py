@@ -6,8 +6,9 @@
             loss.backward()
             s.step(loss)
 
-Every rank of an MPI job runs the program. Rank 0 is the master, which serves inside `s.batches` and gets no batches; the other
-ranks are workers. Without MPI the program is the only worker, rank 1, and the master is a thread of its process.
+Every rank of an MPI job runs the program. Rank 0 is the master, which serves inside `s.batches` and gets no batches. The other
+ranks are workers, except for the servers and spares that the settings ask for. Without MPI the program is the only worker, rank
+1, and the master is a thread of its process.
 """
 
 from __future__ import annotations

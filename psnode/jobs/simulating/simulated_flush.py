@@ -38,7 +38,10 @@ class SimulatedFlush:
         self._fetches: dict[tuple[int, int, int], _Fetch] = {}  # by lost rank, version and group
 
     def begin(self, rank: int, version: int) -> None:
-        """Begin the flush after the loss of `rank` in the round of `version`. Frames that `rank` was to send are fetched anew."""
+        """Begin the flush after the loss of `rank` in the round of `version`.
+
+        Gradients of other lost workers that were fetched from the shard of `rank` are fetched from another shard.
+        """
         lacking: dict[int, list[int]] = {}
         for root, shard in self._shards.items():
             for group in shard.lacks(rank, version):

@@ -110,6 +110,6 @@ class SimulatedHandle:
 
     @property
     def missing(self) -> frozenset[int]:
-        """Ranks whose gradients some open group still awaits, and ranks whose shards do not answer because they stand still."""
+        """Ranks whose gradients some open group still awaits, and ranks whose shards do not answer during a pause."""
         silent = {rank for rank, shard in self._shards.items() if shard.stands_still}
         return frozenset(silent).union(*(shard.rounds.missing for rank, shard in self._shards.items() if rank not in silent))

@@ -36,7 +36,7 @@ class Replicas:
         )
 
     def results(self, steps: int, metric: str) -> list[float | None]:
-        """Return the metric after `steps` of the run of each seed, as `Trial.result` returns it."""
+        """Return the metric of each seed's run after `steps` steps (see `Trial.result`)."""
         return [run.result(steps, metric) for run in self.runs]
 
     def sent(self) -> dict[str, Any]:

@@ -35,10 +35,10 @@ _COLD = 2  # number of first steps that do not count, as in the comparison of a 
 class StepFigures(NamedTuple):
     """The figures of a step: seconds, and the bytes that a worker `sent` and `received`.
 
-    `step`: seconds from one version to the next. `passes`: of a worker, including the time to load weights, without waits.
-    `encode`: of a worker's coder. `decode`: of the master, for the gradients of all workers. `update`: of the master, for the
-    optimizer and the coding of weights. If several ranks update weights, `decode` and `update` are those of the rank that
-    takes longest.
+    `step`: from one version to the next. `passes`: a worker's passes, including the time to load weights, but without waits.
+    `encode`: the work of a worker's coder. `decode`: the master's work on the gradients of all workers. `update`: the
+    master's optimizer and its coding of weights. If several ranks update weights, `decode` and `update` are those of the
+    rank that takes longest.
     """
 
     step: float

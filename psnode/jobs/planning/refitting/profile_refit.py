@@ -2,10 +2,10 @@
 
 The following costs are taken from the run, as medians over its steps:
 
-* the passes under all schemes. All of their times are multiplied by one factor. So is the time to load weights, since the
-  run's seconds of passes include it;
-* coding, decoding and updates of the run's own scheme. Those of another scheme are multiplied by the same factors, as if the
-  host were faster or slower, if both schemes are lossy or both are not;
+* the passes under all schemes. All of their times are multiplied by one factor. The time to load weights is multiplied by
+  this factor too, since the run's seconds of passes include it;
+* coding, decoding and updates of the run's own scheme. If another scheme is lossy too, or if both are not, its times are
+  multiplied by the same factors, as if the host were faster or slower;
 * the bytes of the run's own scheme, in the directions in which the run sends any.
 
 If weights are not sent, every worker updates them as under the scheme dense, so the updates of dense get the factor.
@@ -68,8 +68,9 @@ def refit(profile: Profile, run: FinishedRun, scenario: Scenario, *, given: bool
     """Return `profile` refitted to the figures of `run`.
 
     `scenario`: the scenario of the run. Its rate is used if `given` is True. Otherwise the rate is that of the links if the
-    run has measured them. If not, it is the rate at which a predicted step takes the measured time. Raises ConfigurationError
-    if the run trained another model, or used a scheme that is not in the profile.
+    run has measured them. If not, it is the rate at which a predicted step takes the measured time. It is None if
+    this rate does not exist, and if all ranks shared a host and measured no links. Raises ConfigurationError if the run
+    trained another model, or used a scheme that is not in the profile.
     """
     _check_model(profile, run.plan)
     if not run.config.overlap:

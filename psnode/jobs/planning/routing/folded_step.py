@@ -59,7 +59,7 @@ def bytes_sent(groups: RoutedGroups, rank: int) -> int:
 def _bundled(groups: RoutedGroups, rank: int) -> list[list[int]]:
     """Return the groups in bundles: lists of neighbouring groups of about equal sizes.
 
-    The groups of a bundle have different workers as their roots, which are also neighbours. `rank` is no root of a bundle
+    The groups of a bundle have different workers with neighbouring ranks as their roots. `rank` is no root of a bundle
     with several groups.
     """
     workers = sorted({route.root for route in groups.routes if len(route.roots) == 1} & set(groups.layout.computing) - {rank})

@@ -21,7 +21,7 @@ class RoutedFrame(NamedTuple):
 def frames_of(routes: Sequence[Route], senders: Sequence[int]) -> Iterator[RoutedFrame]:
     """Yield the frames of a step, group by group: first gradients from the ranks `senders`, then weights from the roots.
 
-    Ranks that pass weights on send frames too.
+    If readers pass weights on to other readers, their frames are included.
     """
     for group, route in enumerate(routes):
         yield from (RoutedFrame(rank, root, group, is_gradient=True) for rank in senders for root in route.up(rank))

@@ -187,7 +187,7 @@ class _Search:
             yield _Labels(found[kept], origin)
 
     def _codes(self, starts: Places, stop: int, candidate: int) -> npt.NDArray[np.bool_]:
-        """Return, for each start, True if a group from there to `stop` under the candidate must be tried.
+        """Return, for each start, True if the search must try the group from this start to `stop` under the candidate.
 
         It need not be tried if the candidate codes none of its tensors, and another candidate codes nothing anyway.
         """

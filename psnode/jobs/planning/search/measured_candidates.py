@@ -1,7 +1,7 @@
 """Candidates of a search, measured on this host: the scheme's own codecs, and codecs that may replace them in a group.
 
 In a plan for one scheme, every coded segment has the scheme's feedback and downlink. So besides the scheme's own codecs there
-are two candidates: `dense`, which sends a group uncoded, and bf16 with the scheme's feedback and downlink.
+are at most two candidates: `dense`, which sends a group uncoded, and bf16 with the scheme's feedback and downlink.
 """
 
 from __future__ import annotations

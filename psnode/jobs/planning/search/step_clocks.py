@@ -23,7 +23,7 @@ well. The `extra` of a group counts as application. A group may travel in severa
 stages by itself.
 
 Every stage consists of sums and maxima of clocks, so a later clock never makes a step shorter. If ranks share the cores of
-one machine, a step also takes at least the sum of all work divided by the number of cores.
+one machine, a step also takes at least the sum of all work divided by the rate of all cores together.
 """
 
 from __future__ import annotations
