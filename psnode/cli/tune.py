@@ -149,7 +149,7 @@ class _Maker:
         return ""
 
     def _of_lists(self, varied: Sequence[Varied]) -> Iterator[Trial]:
-        """Yield a trial for every combination of the listed values. Each range stands with its low end."""
+        """Yield a trial for every combination of the listed values. Each range is represented by its low end."""
         from psnode.jobs.tuning.space import grid
 
         low = {one.name: f"{one.low:g}" if not one.whole else f"{int(one.low)}" for one in varied if one.is_range}

@@ -77,7 +77,7 @@ def variants(runs: Sequence[Run], *, each: bool = False) -> list[Variant]:
 
 
 def each_run(found: Sequence[Variant]) -> list[Variant]:
-    """Return a variant for every run in the variants `found`. It has the colour of the variant that the run comes from."""
+    """Return a variant for every run in the variants `found`. Each has the colour of the variant that its run comes from."""
     return _shortened([Variant(variant.number, run.name, (run,)) for variant in found for run in variant.runs])
 
 

@@ -131,7 +131,7 @@ def judge(found: Sequence[Forecast]) -> CompressionVerdict:
     """Return the verdict on forecasts of one scenario.
 
     A doubtful lossy candidate is the best one only if there is no other candidate. The best scheme is shown under the usual
-    topology if its step then takes at most NEAR times as long as under the fastest one. NEAR is slightly above 1.
+    topology if its step then takes at most NEAR times as long as under its fastest topology. NEAR is slightly above 1.
     """
     exact = min((each for each in found if not each.lossy), key=_seconds, default=None)
     lossy = min((each for each in found if each.lossy and not each.doubtful), key=_seconds, default=None)

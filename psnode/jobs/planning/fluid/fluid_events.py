@@ -108,9 +108,9 @@ def _ready(activities: Records, tops: Numbers, index: int, cause: int) -> None:
 
 @kernel
 def _mark(queues: Records, tops: Numbers, number: int, cause: int) -> None:
-    """Put queue `number`, which is not yet there, on the stack of queues that may have an activity to begin.
+    """Put queue `number` on the stack of queues that may have an activity to begin.
 
-    `cause`: the activity whose end allows this.
+    The queue must not be on the stack already. `cause`: the activity whose end may allow another one to begin.
     """
     queue = queues[number]
     queue.marked = 1

@@ -32,7 +32,7 @@ class RecordedLoads:
         self._down = Counter(frame.group for frame in frames if not frame.is_gradient)
 
     def figure(self, name: str, costs: Sequence[float]) -> float:
-        """Return the figure `name` of StepFigures, a key of COSTS, that a run would record. `costs`: the costs of its groups."""
+        """Return the figure `name`, a key of COSTS, as a run would record it. `costs`: the costs of its groups."""
         match name:
             case "encode":
                 return float(sum(costs))

@@ -45,8 +45,8 @@ class CodecCurves:
     """The costs of a group under a pair of codecs, one for each direction. Each cost is a CostLine.
 
     The lines stand for the fields of GroupCosts: `up` and `down` in bytes, the others in seconds of one core. The lines
-    `extra` and `bookkeeping` stand for the fields of SchemeCosts, but for one group: its part of `extra`, and the work for
-    one frame.
+    `extra` and `bookkeeping` belong to fields of SchemeCosts: they give one group's part of `extra`, and the `bookkeeping`
+    for one frame.
     """
 
     up: CostLine
