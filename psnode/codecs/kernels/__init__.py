@@ -1,1 +1,1 @@
-"""Compiled loops over arrays. Each makes one pass over memory and gives the same bytes on every machine."""
+"""Compiled loops over arrays, which give the same bytes on every machine. Most make one pass over memory."""

@@ -1,8 +1,10 @@
 """Hints to the processor that change the speed of a kernel but never its results, and a function that copies arrays.
 
 A kernel that works on one block at a time in the first-level cache leaves the memory idle while it computes, unless it
-prefetches the next block. On AMD processors up to Zen 4, kernels do not prefetch. LLVM avoids vectors of 512 bits, because they
-slow down early processors that have them. They do not slow down the Ice Lake family and later processors.
+prefetches the next block. On AMD's processors from Zen 1 to Zen 4, kernels do not prefetch.
+
+LLVM avoids vectors of 512 bits, because they slow down early processors that have them. `wide` permits these vectors on
+processors that they do not slow down: the Ice Lake family and later ones.
 """
 
 from __future__ import annotations

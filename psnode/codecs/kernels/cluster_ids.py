@@ -1,8 +1,9 @@
 """Loops over the ids of clusters. They assign values to clusters, compute means, and convert ids to values.
 
 K - 1 ascending edges separate K clusters: cluster k holds the values from edge k - 1 up to, but not including, edge k. To find
-the cluster of a value, the upper 14 bits of the float32, mapped to the order of the values, index a table. Each entry holds the
-number of edges that are at most the least float32 with these bits. The value is then compared with the next edges.
+the cluster of a value, the float32 is mapped to an integer that is ordered like the values. The upper 14 bits of this integer
+are an index into a table. Each entry holds the number of edges that are at most the least float32 with these bits. The value is
+then compared with the next edges.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""One-dimensional clustering of weighted values, with the least squared error or with the least squared error at a given rate.
+"""One-dimensional clustering of weighted values, with the least squared error or with a local minimum of error and bits.
 
-`counts`, `sums` and `squares` are cumulative over ascending values: element i is the total over the first i values. The squared
-error of any run of values around its mean is therefore computed from three differences. Arithmetic is in float64, in a fixed
-order, without functions that differ between libraries. Clusters are therefore equal on every machine.
+`counts`, `sums` and `squares` are cumulative over ascending values, except in bucket_sizes: element i is the total over the
+first i values. The squared error of any run of values around its mean is therefore computed from three differences. Arithmetic
+is in float64, in a fixed order, without functions that differ between libraries. Clusters are therefore equal on every machine.
 """
 
 from __future__ import annotations
@@ -114,6 +114,8 @@ def entropy(counts: Float64s, stops: Int64s) -> float:
 @kernel
 def settle(values: Float64s, counts: Float64s, sums: Float64s, penalty: float, stops: Int64s) -> int:
     """Move the ends of the runs until squared error + penalty * bits has a local minimum. Return the number of runs left.
+
+    The search stops after 100 sweeps even if it has not reached the minimum.
 
     A value belongs to the run k with the least (v - mean_k)^2 + penalty * log2(1 / share_k), where share_k is the run's share
     of all values. Source: Chou, Lookabaugh, Gray, "Entropy-constrained vector quantization", IEEE Trans. ASSP 37(1), 1989.

@@ -1,4 +1,4 @@
-"""The orthonormal discrete cosine transform (DCT-II) of blocks of a power of two, and its inverse, in float64.
+"""The orthonormal discrete cosine transform (DCT-II) of blocks whose size is a power of two, and its inverse, in float64.
 
 16 blocks are transformed in parallel, and row i holds value i of each of them. The transform is Lee's recursion. The even
 coefficients of n values are the coefficients of the sums x_i + x_{n-1-i}. For the odd coefficients, the differences x_i -

@@ -8,7 +8,7 @@ The |u| of the coordinates j, 128 + j, 256 + j and 384 + j of a block lie in the
 number of the quarter is called the class of a coordinate. Only four orders of the classes occur: the class of coordinate 128 g
 + j is g xor r_j, with r_j uniform in 0..3. Signs and the other bits of u are independent.
 
-Blocks whose step * rms is outside 2^-50..2^50 are computed in float64, one coordinate at a time.
+Blocks whose step * rms is not 0 but outside 2^-50..2^50 are computed in float64, one coordinate at a time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 @inlined
 def _dither(half: np.uint32, quarter: np.uint32) -> np.uint32:
-    """Return the dither k: 16 random bits, of which bits 13 and 14 are replaced by the number of the quarter of |u|."""
+    """Return the dither k whose |u| lies in the quarter number `quarter`. Bits 0..12 and 15 of `half` are its random bits."""
     magnitude = np.uint32(half & np.uint32(0x1FFF)) | np.uint32(quarter << np.uint32(13))
     return np.uint32(magnitude ^ np.uint32(np.uint32(0x7FFF) + np.uint32(half >> np.uint32(15))))
 

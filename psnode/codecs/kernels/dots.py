@@ -1,11 +1,11 @@
 """Inner products in a fixed order of summation, so that they are equal on every machine.
 
-A contractive form computes its factor from two inner products. They are summed by trees, in an order that any number of
+Contractive forms compute a factor from two inner products. Most of them sum these by trees, in an order that any number of
 processors can keep. Within each row of 512, products and their sums are float32, added by the tree of
 psnode.codecs.kernels.norms. If <y, y> of a row is below 2^-100, or <x, y> or <y, y> is not finite, the row is computed in
 float64 by the same tree. Rows are added as psnode.codecs.kernels.trees describes.
 
-Other inner products are sequential sums (chains) in float64.
+`inner_products` computes in float64, and adds one block of 1024 coordinates after another.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def tree_products(x: Floats, y: Floats) -> tuple[float, float]:
 
 
 def inner_products(x: Floats, y: Floats) -> tuple[float, float]:
-    """Return <x, y> and <y, y> of arrays of equal size. Each is summed sequentially (as a chain) in float64."""
+    """Return <x, y> and <y, y> of arrays of equal size, summed in float64 as add_inner_products describes."""
     dots = np.zeros(2)
     add_inner_products(x.reshape(-1), y.reshape(-1), dots)
     return float(dots[0]), float(dots[1])

@@ -1,4 +1,4 @@
-"""Loops over float32 values that copy or add them, and that detect or locate values that are not finite."""
+"""Loops that copy, check or add float32 values, and the error for the first value that is not finite."""
 
 from __future__ import annotations
 

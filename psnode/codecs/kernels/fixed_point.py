@@ -25,7 +25,7 @@ def fixed_point(a: np.float32, zero: np.uint32, random: np.uint32) -> np.uint32:
 
 @inlined
 def is_tie(t: np.uint32) -> bool:
-    """Return True if the result `fixed` of `fixed_point` does not determine the integer to which a value is rounded."""
+    """Return True if `t`, a result of `fixed_point`, does not determine the integer to which a value is rounded."""
     return bool(np.uint32(t & np.uint32(ONES)) == np.uint32(ONES))
 
 

@@ -76,7 +76,7 @@ def _mean(table: Floats, rows: int, sums: Float64s, result: Floats) -> None:
 
 @kernel
 def estimate(cells: Floats, rows: int, key: Words, stream: int, median: bool, out: Floats, weight: np.float32, add: bool) -> None:
-    """Write an estimate of every coordinate, the median or the mean of its cells in all rows, to `out`.
+    """Write an estimate of every coordinate to `out`: the median or the mean, over all rows, of its cell times its sign.
 
     If `add`, `weight` times the estimates are added to `out` instead.
     """

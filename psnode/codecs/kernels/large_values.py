@@ -1,9 +1,9 @@
 """The loops of a scan for large values. Every 64 comparisons give a mask, and each of its few ones gives an index.
 
 A strip of 4096 coordinates is read from memory once. Its masks, and the values computed from it, stay in the first-level cache.
-Each loop appends indices, plus `offset`, to indices[count:], and the bits of the values to found[count:]. A loop returns (stop,
-count). `stop` is the end of the input, or the coordinate at which the scan must continue because fewer than STRIP entries of
-the arrays were free.
+The loops `gather...` append indices, plus `offset` if they take one, to indices[count:], and the bits of the values to
+found[count:]. They return (stop, count). `stop` is the end of the input, or the coordinate at which the scan must continue
+because fewer than STRIP entries of the arrays were free.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _collect(
 
 @kernel
 def gather(x: Floats, start: int, limit: np.uint32, indices: Words32, found: Words32, count: int, offset: int) -> tuple[int, int]:
-    """List the coordinates from `start` on whose magnitudes have bits of at least `limit`."""
+    """List the coordinates from `start` on whose magnitudes, given by their bits, are at least `limit`."""
     wide()
     masks = np.empty(STRIP // LANES, np.uint64)
     bits = viewed(x, np.uint32)

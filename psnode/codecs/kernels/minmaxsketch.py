@@ -31,9 +31,9 @@ def query(row: Bytes, cells: Int64s, numbers: Bytes) -> None:
 
 @kernel
 def join(labels: Bytes, numbers: Bytes, first: Int64s, ranks: Bytes) -> bool:
-    """Write first[labels] + numbers to `ranks`. Return True if all labels exist, and all numbers within their labels.
+    """Write first[labels] + numbers to `ranks`. Return True if every label exists and every number is below its label's size.
 
-    `first` has one more entry than the number of labels.
+    `first` has one entry more than there are labels.
     """
     for i in range(labels.size):
         label = labels[i]

@@ -27,7 +27,7 @@ _SCRATCH = 1024
 
 @inlined
 def fold_16(v: Floats | Float64s) -> Any:
-    """Return the sum of the first 16 values of `v`, added in pairs of pairs in their own type. These values are overwritten."""
+    """Return the sum of the first 16 values of `v`, added pairwise in their own type. Some of these values are overwritten."""
     for i in range(8):
         v[i] = v[2 * i] + v[2 * i + 1]
     for i in range(4):

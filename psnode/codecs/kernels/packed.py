@@ -43,7 +43,7 @@ def pack_block(low: Bytes, high: Bytes, count: int, bits: int, row: Bytes, out: 
 
 @inlined
 def unpack_block(data: Bytes, count: int, bits: int, low: Bytes, high: Bytes) -> int:
-    """Unpack codes into their two rows, and return the number of bytes read. `low`, `high`: ROW zeros.
+    """Unpack codes into their two rows, and return the number of bytes read. `low`, `high`: ROW bytes each.
 
     This is the inverse of pack_block.
     """

@@ -35,7 +35,7 @@ class Rows(NamedTuple):
 
 
 def packed_nbytes(count: int, bits: int) -> int:
-    """Return the number of bytes that `count` packed codes of `bits` bits (1..16) take."""
+    """Return the number of bytes that `count` packed codes of `bits` bits (0..16) take."""
     rest = count % BLOCK
     widths = [8] * (bits // 8) + [width for width in (4, 2, 1) if bits % 8 & width]
     return count // BLOCK * (BLOCK // 8) * bits + sum(-(-rest * width // 8) for width in widths)

@@ -1,4 +1,4 @@
-"""The loops of qsgd over blocks of 512 coordinates. They make one pass over memory, and need a few blocks of scratch memory."""
+"""The loops of qsgd over blocks of 512 coordinates. They need only a few blocks of scratch memory."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _level(low: Bytes, s: np.int32, i: int) -> np.float32:
 def _add_dots_plain(v: Floats, low: Bytes, levels: int, step: np.float32, lanes: Floats, squares: Floats, dots: Float64s) -> None:
     """Add <v, y> and <y, y> to `dots` as _add_dots does, but for a plain block, from its levels q.
 
-    <v, y> is step sum(v q), and <y, y> is step^2 sum(q^2), which is exact.
+    <v, y> is step sum(v q). <y, y> is step^2 sum(q^2), in which the sum is exact.
     """
     wide()
     s = np.int32(levels)

@@ -4,7 +4,7 @@ A code is q + s, from 0 to 2s. The signed level q is v s / norm, rounded at rand
 psnode.codecs.kernels.fixed_point.
 
 An ordinary norm is 0, or between 2^-50 and 2^50. Buckets with other norms are computed in float64, one coordinate at a time. A
-plain block is full, belongs to one bucket with an ordinary norm, and has codes of one byte. Fast loops exist only for plain
+plain block is full, belongs to one bucket with an ordinary norm, and has codes of at most 8 bits. Fast loops exist only for plain
 blocks.
 """
 

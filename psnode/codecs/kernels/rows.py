@@ -165,7 +165,7 @@ def survey_ends(x: Floats, tops: Int32s, parts: PartTable) -> bool:
 def survey_magnitudes(x: Floats, tops: Int32s, parts: PartTable) -> bool:
     """Update tops[0], the bits of the largest magnitude, and tops[4], the bits of the least nonzero magnitude minus 1.
 
-    `parts` are first added to the memory of `x`. If all values are zeros, tops[4] becomes 2^31 - 1. Return False if a value or
+    `parts` are first added to the memory of `x`. For tops[4], a zero counts as 2^31 - 1. Return False if a value or
     a part is not finite.
     """
     wide()

@@ -203,7 +203,10 @@ def block_starts(body: Bytes, blocks: int) -> Int32s:
 
 @kernel
 def is_valid(body: Bytes, size: int) -> bool:
-    """Return True if encode can make exactly `body` from some array of `size` values."""
+    """Return True if `body` consists of valid blocks for exactly `size` values.
+
+    A dense block is valid even if a sparse one would be smaller.
+    """
     used = 0
     for start in range(0, size, BLOCK):
         count = min(BLOCK, size - start)

@@ -1,7 +1,7 @@
 """Packing of digits 0, 1, 2, five to a byte. A digit takes 1.6 bits, close to the log2(3) = 1.585 bits that it needs.
 
 A block of t digits takes S = ceil(t / 5) bytes. Byte j is the sum over k = 0..4 of 3^k times digit j + S k (0 after the last
-digit). A byte is at most 242. One operation packs or unpacks all lanes of a vector.
+digit). A byte is at most 242. In this layout, loops process all lanes of a vector at once.
 """
 
 from __future__ import annotations

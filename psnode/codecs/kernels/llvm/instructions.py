@@ -1,6 +1,6 @@
 """Conversion of a Python function of values to machine code inside a kernel.
 
-A function decorated with `instructions` computes with numbers, and with vectors of 32 or 64 numbers. When a kernel that calls
+A function decorated with `instructions` computes with numbers, and with vectors of 16, 32 or 64 numbers. When a kernel that calls
 the function is compiled, the function is run once, with a `RuntimeValue` for every number and an `Array` for every array. Its
 operations on them become machine code: `low + 1` is an addition in all lanes. `plain` runs the same function on NumPy numbers
 and arrays.

@@ -1,4 +1,4 @@
-"""Operations on values and arrays. Each function contains the LLVM instructions first, then the same operation in NumPy.
+"""Operations on values and arrays. Each operation is written first as LLVM instructions, then in NumPy.
 
 tests/codecs/test_llvm.py checks that both give the same bits.
 """
@@ -185,7 +185,7 @@ def population(word: Any) -> Any:
 def pick(table: Any, index: Any, size: int) -> Any:
     """Return table[index] for each of 32 lanes.
 
-    The table holds `size` numbers of 16 bits, 32 or 64, and every index is below `size`.
+    The table holds `size` (32 or 64) numbers of 16 bits, and every index is below `size`.
     """
     if not isinstance(table, Array):
         return table[index]
