@@ -5,7 +5,7 @@ The tool imports only psnode.config from psnode.
     python -m psnode_ec2 launch | status | get_hosts | setup | run | ssh | put | get | logs | stop | extend | list | cost
     | shutdown | export
 
-Tags on every resource name its cluster, and every command reads these tags. So a new launch resumes an interrupted one, and
-shutdown removes the resources of both launches. A few files in state_dir help single commands: the host keys, the ended nodes
-for `cost`, and the record of a job that is kept alive.
+Tags on every resource name its cluster, and every command that acts on a cluster reads these tags. So a new launch resumes an
+interrupted one, and shutdown removes the resources of both launches. A few files in state_dir hold other information: the host
+keys, the nodes that have ended, for `cost`, and the record of a job that is kept alive.
 """

@@ -33,13 +33,13 @@ def bring_back(way: Access, command: Sequence[str], where: str) -> None:
 
 
 def keep(way: Access) -> None:
-    """Start a process on the master that uploads every checkpoint until the job has ended."""
+    """Start a process on the master that uploads new checkpoints during the job, and the last one after it."""
     _put(way)
     way.script(way.master, "start_keeping.sh", *_words(way))
 
 
 def wait(way: Access) -> None:
-    """Wait until all checkpoints are uploaded, and report the result."""
+    """Wait at most ten minutes for the upload of the last checkpoint, and report the result."""
     said = way.script(way.master, "kept.sh", way.settings.remote_dir, str(_LAST_SECONDS)).strip()
     if said:
         progress(f"{way.settings.store}: {said.partition(' ')[2]}")

@@ -157,7 +157,7 @@ class Cloud:
     def pause(self, attempt: int, first: float = 0.5, longest: float = 30.0) -> None:
         """Wait before the next try, after the failed `attempt` (0, 1, ...).
 
-        The time doubles with each attempt and has random jitter.
+        The time doubles with each attempt, up to `longest` seconds, and has random jitter.
         """
         self.sleep(min(longest, first * 2.0**attempt) * random.uniform(0.5, 1.0))
 
@@ -287,7 +287,7 @@ def _no_credentials() -> ec2_errors.AccessError:
 def _shown(client: Any, service: str, operation: str, parameters: Mapping[str, Any]) -> str:
     """Return a call as one line: service, operation, region and parameters.
 
-    For a script among the parameters, the line has only its number of lines.
+    Of a script among the parameters, only the number of lines is shown.
     """
     if "UserData" in parameters:
         parameters = {**parameters, "UserData": f"({len(parameters['UserData'].splitlines())} lines of sh)"}

@@ -14,7 +14,7 @@
     ├── ThrottledError           3   EC2 throttled a call until the last try
     ├── DeadlineError            3   nodes were not ready in time
     ├── GivenUpError             3   a job that is kept alive is not restarted again
-    ├── NodeLostError            3   EC2 took a node away (spot, or a failure of EC2)
+    ├── NodeLostError            3   a node of this launch ended before the cluster was complete
     ├── HostKeyError             4   a host key is not known yet, or differs from the known one
     ├── KeepError                1   trained weights cannot be fetched from nodes about to be ended
     ├── RemoteError              n   a command on a node failed; n is its exit code
@@ -25,7 +25,7 @@
     ├── TakenTokenError          1   another launch has used a client token; callers look at the instances of that launch
     └── OthersError              1   another launch changes the same cluster; callers make a new plan
 
-The message of each error is one line with the fault and the remedy.
+The message of an error is one line with the fault and, if one is known, the remedy.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class GivenUpError(Ec2Error):
 
 
 class NodeLostError(Ec2Error):
-    """EC2 itself ended an instance; `reason` is EC2's code, such as Server.SpotInstanceTermination."""
+    """An instance of this launch has ended; `reason` is EC2's code, such as Server.SpotInstanceTermination."""
 
     exit_code = 3
 

@@ -1,4 +1,7 @@
-"""Times at which nodes end themselves: `extend` changes them, and every command gives a notice in the last hour."""
+"""Times at which nodes end themselves: `extend` changes them.
+
+In the last hour, `status` and commands such as `run` and `ssh` give a notice.
+"""
 
 from __future__ import annotations
 

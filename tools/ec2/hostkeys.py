@@ -131,6 +131,6 @@ def keep_keys(path: Path, keys: dict[str, list[str]]) -> None:
 
 
 def for_addresses(path: Path, nodes: Iterable[Node]) -> str:
-    """Return lines for a known_hosts file on the nodes, with private addresses, by which the nodes know each other."""
+    """Return lines for the master's known_hosts file, so that it recognises `nodes` by their private addresses."""
     keys = pinned(path)
     return "".join(f"{node.private_address} {key}\n" for node in nodes for key in keys[node.id])

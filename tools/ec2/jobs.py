@@ -33,7 +33,8 @@ def start(way: Access, command: Sequence[str], counts: Sequence[int], where: str
     """Start `psnode COMMAND...` and return the folder of the job, relative to remote_dir.
 
     `train` and programs run on all nodes, with `counts` ranks on each; other commands run only on the master. `where`: the folder
-    in remote_dir in which the command runs. Raises SettingsError and RemoteError (code 2: a job runs already).
+    in remote_dir in which the command runs. Raises SettingsError, and RemoteError with code 2 if a job runs already or
+    psnode is not installed.
     """
     if not command:
         raise SettingsError("run needs a command: run -- train --network LeNet")
@@ -60,9 +61,9 @@ def start(way: Access, command: Sequence[str], counts: Sequence[int], where: str
 
 
 def _trust(command: Sequence[str]) -> list[str]:
-    """Return --trust-run for a resumed run that needs it.
+    """Return --trust-run for a resumed run whose command has no such option and no --task.
 
-    The record of the run may name code, which the owner of the run has already run on these nodes.
+    The record of the run may name code. This code is trusted, since the user has already run it on these nodes.
     """
     said = any(word.partition("=")[0] in ("--task", "--trust-run", "--no-trust-run") for word in command)
     return ["--trust-run"] if "--resume" in command and not said else []
@@ -71,9 +72,9 @@ def _trust(command: Sequence[str]) -> list[str]:
 def _mpi(way: Access, command: Sequence[str], counts: Sequence[int]) -> list[str]:
     """Return arguments of mpirun for this cluster.
 
-    They restrict TCP to the network of the nodes, since an image may have other networks. With several ranks on a node, the
-    hostfile states the number of slots, which leaves no room for spares and additional servers. In this case slots are
-    oversubscribed.
+    Without EFA, they restrict TCP to the network of the nodes, since an image may have other networks. With several ranks on a
+    node, the hostfile states the number of slots, which leaves no room for spares and additional servers. If the job has such
+    ranks, the slots are oversubscribed.
     """
     words = []
     if not way.settings.efa:
@@ -98,8 +99,8 @@ def common_network(addresses: Sequence[str]) -> str:
 def follow(way: Access, job: str = "jobs/last", lines: str = "+1", *, watching: bool = False) -> int:
     """Print the log of a job until it has ended, and return the job's exit code.
 
-    The first interrupt asks the job to end, and the log is still followed. A second interrupt returns 130 and leaves the job
-    running. If `watching`, the first interrupt does this already.
+    The first interrupt asks the job to end, and the log is still followed. At the second interrupt, the function returns 130 and
+    does not wait for the job. If `watching`, the first interrupt already has this effect.
     """
     asked = watching
     while True:

@@ -1,8 +1,9 @@
-"""Keeping a job alive: follow the job, and if its nodes are lost, complete the cluster and resume the job.
+"""Keeping a job alive: follow the job, and if it fails or its nodes are lost, complete the cluster and resume the job.
 
 The loop has several bounds. A launch obeys max_instances and max_hourly_price, like every launch. Restarts are counted in a
-file that outlives this process. Nodes that start later end at most max_hours after the beginning of the job. The loop ends
-after three restarts without a newer checkpoint. It also ends if a user has stopped the job or ended nodes of the cluster.
+file that outlives this process. max_hours counts from the beginning of the job: nodes that start later get only the remaining
+hours, rounded up. The loop ends after three restarts without a newer checkpoint. It also ends if a user has stopped the job or
+ended nodes of the cluster.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ class Work(Protocol):
         """Return the newest checkpoint from which the job can resume; "" if no checkpoint is known."""
 
     def leave(self, charge: Charge, *, everything: bool) -> None:
-        """Fetch the files that exist only on these nodes.
+        """End the nodes that EC2 wants back, or all nodes if `everything`.
 
-        Then end the nodes that EC2 wants back, or all nodes if `everything`.
+        If the newest checkpoint exists only on these nodes, fetch it first.
         """
 
     def complete(self, charge: Charge, max_hours: int) -> None:

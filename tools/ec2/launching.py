@@ -1,4 +1,4 @@
-"""Launch: complete a cluster, or start one in a place with room. All information is read before the first change."""
+"""Launch: complete a cluster, or start one in a place with room. The plan is made before the first change."""
 
 from __future__ import annotations
 

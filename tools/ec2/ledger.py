@@ -1,4 +1,4 @@
-"""The ledger: a record of the nodes that commands on this machine have seen. Only the command `cost` uses it.
+"""The ledger: a record of the nodes that commands on this machine have seen. Only the command `cost` shows it.
 
 EC2 forgets a node an hour after its end, so the ledger keeps the node's data, in a JSON file in state_dir. The resources that
 exist, and their owners, are always read from tags.

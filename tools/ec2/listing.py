@@ -86,7 +86,7 @@ def _listed(region: str, name: str, owner: str, instances: Sequence[Mapping[str,
 
 
 def over_regions(cloud: Cloud, work: Callable[[Cloud], Result]) -> list[Result]:
-    """Apply `work` in the cloud's own region, and then in all other regions concurrently.
+    """Apply `work` in all regions concurrently, and return the results. The cloud's own region comes first.
 
     Raises Ec2Error if the list of regions cannot be read.
     """

@@ -1,4 +1,4 @@
-"""IAM policies with the least permissions, as JSON: for the nodes, which store checkpoints, and for users of this tool."""
+"""IAM policies with the least permissions, as JSON: for the master, which stores checkpoints, and for users of this tool."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def policy(kind: str, settings: Settings) -> str:
 
 
 def _nodes(settings: Settings) -> list[dict[str, Any]]:
-    """Return the statements that let the nodes use the cluster's prefix of the bucket.
+    """Return the statements that let the master use the cluster's prefix of the bucket.
 
     Raises SettingsError if the setting checkpoints is empty.
     """

@@ -1,4 +1,4 @@
-"""Setup: make the nodes known to each other, mount the shared directory, and install psnode."""
+"""Setup: let the master log in to all nodes, mount the shared directory, and install psnode."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Ranks of a job by node: rank 0 on the master's node, and workers by the number of GPUs or by the settings.
 
-mpirun fills the nodes in this order, so that the ranks of a node are consecutive. The local rank of a rank chooses its GPU.
+mpirun fills the nodes in the order of the hostfile, so that the ranks of a node are consecutive. The local rank of a rank
+chooses its GPU.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def host_files(nodes: Sequence[Node], counts: Sequence[int]) -> dict[str, str]:
 
     hosts_address  private addresses, the master's first: for `psnode launch --hostfile`
     hosts          lines for /etc/hosts
-    hostfile       the addresses with their ranks as slots: for mpirun, and for `psnode launch --hostfile` with several per node
+    hostfile       the addresses with their ranks as slots: for mpirun, and for `psnode launch --hostfile` if a node has several
     """
     addresses = [node.private_address for node in nodes]
     return {

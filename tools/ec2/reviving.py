@@ -38,7 +38,7 @@ class Revival:
     def follow(self, job: str) -> int | None:
         """Follow the job. If the connection ends, connect again as long as EC2 shows a running master.
 
-        Returns the job's exit code, or None if the master is lost.
+        Returns the job's exit code, or None if the master is lost or does not answer for about 20 minutes.
         """
         lines, self._job = "+1", job
         for attempt in range(_LOOKS):
@@ -90,7 +90,10 @@ class Revival:
             end_nodes(self._cluster, ids)
 
     def complete(self, charge: Charge, max_hours: int) -> None:
-        """Launch the missing nodes within the usual caps, set them up, and copy the code and the checkpoint to them."""
+        """Launch the missing nodes within the usual caps, and set them up.
+
+        The code is copied to all nodes, and the checkpoint to the master.
+        """
         settings = dataclasses.replace(self._settings, max_hours=max_hours) if self._settings.max_hours else self._settings
         launch(self._cluster, settings, progress)
         way = access(self._cluster, self._settings, complete=True)
@@ -105,9 +108,9 @@ class Revival:
             checkpoint_sync.bring_back(way, self._words, self._where)
 
     def start(self, charge: Charge) -> str:
-        """Start the job with the code that is on the nodes; add --resume if there is a checkpoint.
+        """Start the job, and return its folder.
 
-        Return the folder of the job.
+        The first start copies the user's code to the nodes. A restart adds --resume if there is a checkpoint.
         """
         way = access(self._cluster, self._settings, complete=True)
         self._seen |= {node.id for node in way.nodes}

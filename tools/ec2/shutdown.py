@@ -72,9 +72,10 @@ def close(session: CommandContext, nodes: list[Node], *, discard: bool) -> None:
 
 
 def close_all(session: CommandContext, *, discard: bool) -> None:
-    """Show the nodes and all other resources to the user, ask for confirmation, and end the nodes.
+    """Show the user the nodes and the resources that stay, ask for confirmation, and end the nodes.
 
-    Raises DeclinedError, KeepError, OthersError and NoClusterError.
+    Volumes that outlive the nodes stay, and so do nodes with the cluster's name in other regions or of other owners. Raises
+    DeclinedError, KeepError, OthersError and NoClusterError.
     """
     cluster = session.cluster
     nodes, others = cluster.nodes(), other_nodes(cluster)

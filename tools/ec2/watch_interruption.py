@@ -3,7 +3,7 @@
 A rank passes the TERM on to the master, which writes a checkpoint and ends with code 75. EC2 gives notice two minutes before it
 takes the node back.
 
-Sometimes EC2 first recommends to leave the node. The program logs this recommendation. If the file `rebalance` in DIRECTORY
+Sometimes EC2 first recommends leaving the node. The program logs this recommendation. If the file `rebalance` in DIRECTORY
 says stop, the ranks that run at that moment get TERM too. Later ranks do not, since the node may still live for days.
 
 The program looks for notices as long as the node runs, because notices may be unreachable for a while, and because a job may

@@ -1,6 +1,6 @@
 """The user's code on the nodes: a work tree that is packed once and unpacked on every node.
 
-If git is installed, git's rules determine the files.
+In a git work tree, git's rules determine the files, if git is installed.
 """
 
 from __future__ import annotations
