@@ -1,4 +1,4 @@
-"""Fixtures: the moto server, the HTTP front before it, and the tool psnode-ec2 with this endpoint."""
+"""Fixtures: the moto server, the HTTP front before it, and the tool psnode-ec2 with the front as its endpoint."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Finished(NamedTuple):
 def moto_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """Yield the port of a moto server in a new process. It has 44 images, Ubuntu's among them.
 
-    Without MOTO_AMIS_PATH the server would build 1255 more images, which no test uses, every time that it is emptied.
+    Without MOTO_AMIS_PATH the server would build 1255 more images for us-west-2 every time that it is emptied. No test uses them.
     """
     pytest.importorskip("moto.server")
     pytest.importorskip("boto3")
@@ -121,7 +121,7 @@ def keyfile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def config(tmp_path: Path, keyfile: Path, request: pytest.FixtureRequest) -> Path:
-    """Write settings for a cluster with a unique name, since all tests share one account, and return their path."""
+    """Write settings for a cluster whose name is different in each test, and return their path."""
     name = f"t{abs(hash(request.node.nodeid)) % 10**12}"
     path = tmp_path / "cluster.toml"
     path.write_text(
@@ -158,7 +158,7 @@ def nodes(ec2: Callable[..., Finished], aws: Any, config: Path, tmp_path: Path, 
 
 @pytest.fixture
 def api(aws: Any) -> Any:
-    """Return a boto3 client of the endpoint, which shows EC2's own answers."""
+    """Return a boto3 client of the endpoint, with which tests read its answers directly."""
     boto3 = pytest.importorskip("boto3")
     return boto3.client("ec2", region_name="us-west-2")
 

@@ -1,7 +1,7 @@
 """Emulated EC2 instances: each has a network namespace with a host name, processes, a home directory and a real sshd.
 
 A bridge in a further namespace, `switch`, connects the instances. The user's ssh runs in that namespace, and the metadata service
-answers from it. Instances see the files of this machine, except for /run and for /srv, which holds the home of ec2-user.
+answers from it. Instances see the files of this machine, except for /run, /etc/passwd, and /srv with the home of ec2-user.
 """
 
 from __future__ import annotations
@@ -100,8 +100,9 @@ class Instance:
 
 @dataclass
 class Fleet:
-    """A set of emulated instances. New instances accept the key `public`, and their Python environment sees the packages of
-    `python`.
+    """A set of emulated instances.
+
+    New instances accept the key `public`, and their Python environment sees the packages of the Python that runs the tests.
     """
 
     folder: Path
@@ -126,7 +127,7 @@ class Fleet:
         self._wrap("ssh", "scp")
 
     def _wrap(self, *names: str) -> None:
-        """Write wrappers of programs, to be put first on the PATH, that run them inside the fleet's network."""
+        """Write a wrapper of each program that runs it inside the fleet's network. The wrappers must come first on the PATH."""
         (self.folder / "bin").mkdir()
         for name in names:
             path = self.folder / "bin" / name
@@ -205,7 +206,7 @@ class Fleet:
             process.wait()
 
     def hear(self, action: str, body: bytes) -> dict[str, str]:
-        """Carry out an answered EC2 call, and return the console outputs of the instances that it started."""
+        """Carry out an EC2 call that moto has answered, and return the console outputs of the instances that it started."""
         text, consoles = body.decode(), {}
         if action == "RunInstances":
             for item in re.findall(r"<instanceId>.*?</privateIpAddress>", text, re.S):

@@ -1,4 +1,4 @@
-"""An HTTP endpoint in front of the moto server, which adds features that moto lacks, refuses calls on request and records all.
+"""An HTTP endpoint in front of the moto server. It adds features that moto lacks, refuses calls on request, and records calls.
 
 moto has no placement groups, price list or limit of capacity; it ignores client tokens and shows new instances immediately; its
 console output dates from 2006.

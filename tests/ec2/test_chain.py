@@ -1,4 +1,4 @@
-"""The whole chain on emulated instances, from launch over training to shutdown: every command of the tool, in a process.
+"""The whole chain on emulated instances, from launch over training to shutdown. Each command of the tool runs in a process.
 
 The tests depend on each other, in their order. So none is marked `long`, although they take minutes.
 """
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.serial, pytest.mark.timeout(600)]
 
 
 class Cluster(NamedTuple):
-    """A user's desk: `ec2` runs the tool, `fleet` holds the nodes, and `api` is EC2's own client."""
+    """A user's desk: `ec2` runs the tool, `fleet` holds the nodes, and `api` is boto3's client of EC2."""
 
     ec2: Callable[..., subprocess.CompletedProcess[str]]
     start: Callable[..., subprocess.Popen[str]]

@@ -38,7 +38,7 @@ def names(store: Any) -> set[str]:
 
 
 def published(run: Path, step: int, **files: bytes) -> Path:
-    """Publish a checkpoint in psnode's form, with a manifest that follows the definition of its hash."""
+    """Publish a checkpoint in psnode's form, with a manifest of the size and the hash of every file."""
     folder = run / "checkpoints" / f"step-{step:08d}"
     (folder / "state").mkdir(parents=True)
     contents = {"model.safetensors": bytes([step % 256]) * 100, "state/optimizer.safetensors": b"o", **files}
@@ -193,9 +193,7 @@ echo "$@"
 
 
 def test_what_a_job_leaves_is_found_by_the_next_master(nodes: Any, store: Any, tmp_path: Path) -> None:
-    """Check with the programs on the node that checkpoints are stored during the job and after it, and that a job that
-    resumes finds them.
-    """
+    """Check, with the programs of a node, that the checkpoint of a job is stored, and that a job that resumes finds it."""
     home = nodes.home("master")
     (home / "psnode/.venv/bin").mkdir(parents=True)
     (home / "psnode/.venv/bin/psnode").write_text(TRAINS)

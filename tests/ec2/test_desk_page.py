@@ -1,4 +1,4 @@
-"""docs/ec2-on-a-desk.md: its commands are run unchanged, against the moto server of the tests."""
+"""docs/ec2-on-a-desk.md: its psnode-ec2 commands are run unchanged, against the moto server of the tests."""
 
 from __future__ import annotations
 

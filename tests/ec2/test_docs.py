@@ -1,4 +1,4 @@
-"""docs/ec2.md agrees with the code: settings and permissions are compared, and commands exist."""
+"""docs/ec2.md agrees with the code: its settings and permissions are those of the code, and every command has a row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that the tool writes for users and other launchers are accepted by these launchers."""
+"""Files that the tool exports: it loads its own example of settings, and a SkyPilot task has the documented fields."""
 
 from __future__ import annotations
 

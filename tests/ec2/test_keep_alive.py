@@ -58,7 +58,7 @@ class Cluster:
 
 
 class Desk:
-    """A user's settings with their own state directory, and a clock that only pauses advance."""
+    """A user's settings with their own state directory, and a clock that advances only during pauses."""
 
     def __init__(self, folder: Path, **more: Any) -> None:
         self.settings = Settings(name="alive", state_dir=folder, **more)

@@ -64,7 +64,7 @@ def killed_launch(front: Any, config: Path, number: int, *, done: bool) -> None:
 
 
 def all_of(api: Any, config: Path) -> Counter[str]:
-    """Count all resources with the cluster's name that cost money or may come to."""
+    """Count the live instances, by role, and the security groups, key pairs and volumes with the cluster's name."""
     name = tomllib.loads(config.read_text())["name"]
     mine = [{"Name": "tag:psnode:cluster", "Values": [name]}]
     states = {"Name": "instance-state-name", "Values": ["pending", "running", "stopping", "stopped"]}

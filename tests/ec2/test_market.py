@@ -14,7 +14,7 @@ A, B, C, D = (f"us-west-2{letter}" for letter in "abcd")
 
 @pytest.fixture
 def tried(ec2: Callable[..., Any], aws: Any, api: Any) -> Callable[..., list[str]]:
-    """Return the zones and types in the order in which a launch tries them when no zone has capacity."""
+    """Return a function that runs a launch while no zone has capacity, and returns the types and zones in the order tried."""
     subnets = {each["SubnetId"]: each["AvailabilityZone"] for each in api.describe_subnets()["Subnets"]}
 
     def run(*words: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""The shared directory: entered once, mounted once, and writable only by its user. A local file system stands in for NFS."""
+"""The shared directory: entered in fstab once, mounted once, and writable only by its user. tmpfs stands in for NFS."""
 
 from __future__ import annotations
 

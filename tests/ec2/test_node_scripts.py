@@ -96,8 +96,8 @@ def test_what_a_job_leaves_behind_does_not_hold_its_lock(node: Path) -> None:
 
 
 def test_a_job_whose_supervisor_was_killed_still_holds_its_lock(node: Path) -> None:
-    """Check a job whose shell was killed, as when memory runs out: the job continues, is listed, can be stopped, and keeps
-    other jobs out.
+    """Check a job whose shell was killed, as when memory runs out: the job continues, keeps other jobs out, and can be
+    followed and stopped.
     """
     assert ended(run(node))[0] == 0
     wait_for(lambda: len(jobs(node)) == 1)
@@ -120,7 +120,7 @@ def test_a_job_whose_supervisor_was_killed_still_holds_its_lock(node: Path) -> N
 
 
 def alive(process: int) -> bool:
-    """Return True until the process has ended; a zombie has ended."""
+    """Return True until the process has ended; a zombie counts as ended."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:

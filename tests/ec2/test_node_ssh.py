@@ -257,7 +257,10 @@ def test_the_host_keys_of_many_nodes_reach_the_master(nodes: Any, tmp_path: Path
 
 
 def job(nodes: Any, venv: str) -> Path:
-    """Return the folder of a psnode that prints its arguments and runs until it is asked to end."""
+    """Install a psnode on the master that prints its arguments and runs until it is asked to end.
+
+    Return the folder of its last job.
+    """
     home = nodes.home("master")
     (home / venv / "bin").mkdir(parents=True)
     (home / "psnode" / "jobs").mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Access to nodes, tested without nodes: host keys in consoles, dry runs, requests to the wrong cluster."""
+"""Access to nodes, tested without nodes: host keys in consoles, dry runs, incomplete clusters, and packages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Setup installs the checkout, the version that runs here, a wheel, or any requirement that pip accepts."""
+"""Setup installs the checkout, the version that runs here, a wheel, or a pip requirement."""
 
 from __future__ import annotations
 

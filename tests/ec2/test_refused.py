@@ -16,7 +16,7 @@ RefusedLaunch = Callable[..., str]
 
 @pytest.fixture
 def refused(ec2: Callable[..., Any], aws: Any) -> RefusedLaunch:
-    """Return a function that runs a launch, checks for code 2, one line and no started resources, and returns the line."""
+    """Return a function that runs a launch, checks that it ends with code 2 and changes nothing, and returns its last line."""
 
     def run(*args: object) -> str:
         done = ec2("launch", "--yes", *args)

@@ -139,8 +139,8 @@ def test_any_call_may_fail_once_and_twice(world_module: Any, keys: list[Path], k
 def test_a_refusal_at_any_call_leaves_nothing_that_is_not_told(
     world_module: Any, keys: list[Path], kind: str, times: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Refuse each call of a launch in turn, and check that no node stays without a report. With `times` = 2, the second
-    refusal hits the call that ends the nodes.
+    """Refuse each call of a launch in turn, and check that no node stays without a report. With `times` = 2, the
+    following call is refused too; it may be part of the cleanup.
     """
     for number in range(count_calls(world_module, keys)):
         world = new_world(world_module, 0)
@@ -286,8 +286,8 @@ class Taken:
 def test_a_job_that_is_kept_alive_beside_another_launch_leaves_nothing_untold(
     world_module: Any, keys: list[Path], first: int, tmp_path: Path
 ) -> None:
-    """Check the nodes in 100 schedules of a job that is kept alive: EC2 takes nodes, calls fail, another user launches the
-    same cluster, and a shutdown ends each schedule.
+    """Check the nodes in 100 schedules of a job that is kept alive: EC2 may take nodes, calls may fail, a second terminal may
+    launch the same cluster, and a shutdown ends each schedule.
     """
     for seed in range(first, first + 25):
         chance = random.Random(seed)

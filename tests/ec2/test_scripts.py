@@ -1,4 +1,4 @@
-"""The scripts under ATOMO's names that need no cluster; test_chain.py runs the others."""
+"""Scripts with the names of ATOMO's scripts, tested without a cluster; test_chain.py runs run_psnode.sh on one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages that shutdown prints before it ends anything: other owners' nodes under this name, and volumes that outlive nodes."""
+"""Messages that shutdown prints before it ends anything: nodes of the same name elsewhere, and volumes that outlive nodes."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ NO_ROOM = ("InsufficientInstanceCapacity", "We currently do not have sufficient 
 
 @pytest.fixture
 def stubbed() -> Any:
-    """Return a client of EC2 with prepared answers, a Cloud that uses it, and the seconds that the Cloud waits."""
+    """Yield a stub to which answers of EC2 are given in advance, a Cloud that gets them, and the seconds that the Cloud waits."""
     boto3 = pytest.importorskip("boto3")
     stub = pytest.importorskip("botocore.stub")
     client = boto3.client("ec2", region_name="us-west-2", aws_access_key_id="a", aws_secret_access_key="b")
@@ -231,8 +231,8 @@ def test_what_a_refused_half_started_is_ended_even_if_ec2_does_not_show_it_yet(
 def test_what_another_launch_has_started_meanwhile_outlives_the_failure_of_this_one(
     ec2: Callable[..., Any], aws: Any, api: Any, config: Path
 ) -> None:
-    """Check that a launch that fails does not end a node that a second terminal has started between the launches of workers
-    and master.
+    """Check that a launch that fails does not end a node that a second terminal has started between the starts of the workers
+    and of the master.
     """
     aws.refuse("RunInstances", *NO_ROOM, times=9, applies=lambda form: form["MinCount"] == "1" and not theirs.get("asks"))
     theirs: dict[str, Any] = {}

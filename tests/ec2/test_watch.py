@@ -22,7 +22,7 @@ RANK = "import pathlib, signal, sys\nheard = pathlib.Path(sys.argv[2])\n" + (
 
 
 class Metadata:
-    """A metadata service. `answer` is the response to everything: a status and a body, or bytes that are not HTTP."""
+    """A metadata service. `answer` is its notice of an interruption: a status and a body, or bytes that are not HTTP."""
 
     def __init__(self) -> None:
         self.answer: tuple[int, bytes] | bytes = (404, b"")

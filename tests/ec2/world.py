@@ -1,4 +1,4 @@
-"""EC2 as a boto3 client sees it, emulated in this process and in virtual time, where several launches alternate at every call.
+"""EC2 as a boto3 client sees it, emulated in this process and in virtual time, where the calls of several launches interleave.
 
 One seed determines the order of the launches, the failures, and the delays until EC2 shows new instances. Nothing here sleeps.
 """
