@@ -214,8 +214,8 @@ def test_a_node_that_was_taken_is_replaced_and_the_job_goes_on(cluster: Cluster)
 
 
 def test_a_job_that_is_kept_alive_goes_on_when_its_master_was_taken_and_ends_when_it_is_stopped(cluster: Cluster) -> None:
-    """Check that a job that is kept alive continues when its master's node is taken, and ends when it is stopped. Each node
-    has two workers, which run the code of a folder; only the master stores checkpoints.
+    """Check that a job that is kept alive continues when its master's node is taken, and ends when it is stopped. Each
+    worker node has two workers, which run the code of a folder; only the master stores checkpoints.
     """
     grown = cluster.desk / "code"
     grown.mkdir()

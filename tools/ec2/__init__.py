@@ -7,5 +7,5 @@ The tool imports only psnode.config from psnode.
 
 Tags on every resource name its cluster, and every command that acts on a cluster reads these tags. So a new launch resumes an
 interrupted one, and shutdown removes the resources of both launches. A few files in state_dir hold other information: the host
-keys, the nodes that have ended, for `cost`, and the record of a job that is kept alive.
+keys, the ended nodes (for `cost`), and the record of a job that is kept alive.
 """

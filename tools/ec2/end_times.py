@@ -47,7 +47,7 @@ def extend(cluster: Cluster, way: Access, now: datetime.datetime, confirm: Calla
     """Set the end of every node to max_hours after its start, first on the node and then in its tag.
 
     Returns the nodes that were changed. The command is safe to repeat, since the hours count from the start of the node, not
-    from now. Raises SettingsError if a node would end within minutes.
+    from now. Raises SettingsError if a node would end within five minutes.
     """
     hours = way.settings.max_hours
     changed = [node for node in way.nodes if node.hours != hours]

@@ -1,9 +1,9 @@
-"""Keeping a job alive: follow the job, and if it fails or its nodes are lost, complete the cluster and resume the job.
+"""Keeping a job alive: follow the job. If its nodes are lost, or it fails in a way that need not recur, resume it.
 
-The loop has several bounds. A launch obeys max_instances and max_hourly_price, like every launch. Restarts are counted in a
-file that outlives this process. max_hours counts from the beginning of the job: nodes that start later get only the remaining
-hours, rounded up. The loop ends after three restarts without a newer checkpoint. It also ends if a user has stopped the job or
-ended nodes of the cluster.
+Missing nodes are launched before the job resumes. The loop has several bounds. A launch obeys max_instances and
+max_hourly_price, like every launch. Restarts are counted in a file that outlives this process. max_hours counts from the
+beginning of the job: nodes that start later get only the remaining hours, rounded up. The loop ends after three restarts
+without a newer checkpoint. It also ends if a user has stopped the job or ended nodes of the cluster.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class ClusterPrefix:
 
 
 def keep(root: Path, url: str, seconds: float) -> None:
-    """Upload the newest checkpoint of each run whenever it has changed. Return once no job runs and the last one is uploaded.
+    """Upload the newest checkpoint of each run whenever it has changed. Return once no job runs and all are uploaded.
 
     The caller makes sure that only one process at a time does this.
     """

@@ -1,6 +1,7 @@
 """Start of the missing nodes of a cluster, in the first place with room for all of them.
 
-If the start fails, exactly the nodes that this launch started are ended.
+If the start fails, the nodes that this launch started are ended, but no others. If another launch has changed the cluster, they
+stay for the next plan.
 """
 
 from __future__ import annotations

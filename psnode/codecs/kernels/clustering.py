@@ -1,4 +1,4 @@
-"""One-dimensional clustering of weighted values, with the least squared error or with a local minimum of error and bits.
+"""One-dimensional clustering of weighted values that minimises the squared error, or the error plus a penalty on bits.
 
 `counts`, `sums` and `squares` are cumulative over ascending values, except in bucket_sizes: element i is the total over the
 first i values. The squared error of any run of values around its mean is therefore computed from three differences. Arithmetic

@@ -174,7 +174,7 @@ def coefficients(x: Floats, block: int, scale: float, table: Float64s, out: Floa
 
 @inlined
 def _blocks(a: Float64s, size: int, lanes: int, limit: float, weight: np.float32, out: Floats) -> None:
-    """Add `weight` times `lanes` blocks of `size` values, the rows of `a`, to `out`.
+    """Add the `lanes` blocks of `size` values in the rows of `a`, times `weight`, to `out`.
 
     With a weight of 0, write the values instead.
     """

@@ -60,7 +60,7 @@ event.register("numba:compile", _Uncollected())  # type: ignore[no-untyped-call]
 def kernel(function: F) -> F:
     """Return `function` as a kernel, which is compiled at its first call.
 
-    Without fastmath, results are equal on every machine.
+    It is compiled without fastmath, so that results are equal on every machine.
     """
     try:
         dispatcher: Any = njit(cache=True, **_OPTIONS)(function)

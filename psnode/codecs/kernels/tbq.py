@@ -48,7 +48,7 @@ def _find(v: Floats, threshold: np.uint32, masks: Words) -> int:
 
 @kernel
 def _list(v: Floats, masks: Words, entries: Words16) -> bool:
-    """Write the entries of a block for the ones in `masks`, of which there is at least one.
+    """Write the entries of a block for the ones in `masks`.
 
     Return True if their values are finite.
     """

@@ -1,1 +1,1 @@
-"""The LLVM instructions that the package uses and that Numba does not generate from loops, each with its equivalent in NumPy."""
+"""The LLVM instructions that kernels use directly, each with its equivalent in NumPy."""

@@ -223,14 +223,14 @@ def moves() -> bool:
 
 
 def compress(values: Any, mask: Any) -> Any:
-    """Return the uint16 of the lanes where `mask` is true, moved together to the first lanes. The other lanes are 0."""
+    """Return the uint16 values of the lanes where `mask` is true, moved together to the first lanes. The other lanes are 0."""
     if isinstance(values, RuntimeValue):
         return _moved("compress", values, mask)
     return np.concatenate([values[mask], np.zeros(int((~mask).sum()), values.dtype)])
 
 
 def expand(values: Any, mask: Any) -> Any:
-    """Return the first uint16 of a vector, moved to the lanes where `mask` is true. The other lanes are 0."""
+    """Return the first uint16 values of a vector, moved to the lanes where `mask` is true. The other lanes are 0."""
     if isinstance(values, RuntimeValue):
         return _moved("expand", values, mask)
     found = np.zeros_like(values)

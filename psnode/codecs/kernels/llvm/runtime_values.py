@@ -37,7 +37,7 @@ def wants_hints() -> bool:
     """Return True if kernels should prefetch.
 
     AMD's Zen 4 fetches memory in time without hints, and prefetching slows it down. Earlier Zen processors are assumed to
-    behave like Zen 4. Prefetching speeds up Zen 5 as much as it slows down Zen 4 (docs/results/2026-11-24-processors.md,
+    behave like Zen 4. Prefetching speeds up Zen 5 about as much as it slows down Zen 4 (docs/results/2026-11-24-processors.md,
     2026-11-25-processors.md).
     """
     return processor()[0] not in UNASKED
@@ -81,7 +81,7 @@ class RuntimeValue:
     def operand(self, other: Any) -> Any:
         """Return `other` as an operand of this value.
 
-        `other` is another value, a constant, which is put in every lane, or an array of constants.
+        `other` is another value, an array of constants, or one constant, which is put in every lane.
         """
         if isinstance(other, RuntimeValue):
             return other.value
