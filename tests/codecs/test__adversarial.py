@@ -50,8 +50,8 @@ INPUTS = inputs()
 
 
 def stated() -> list[str]:
-    """Return all forms except those whose last stage is lossless: such a stage does not change the values that the shorter
-    form decodes.
+    """Return all forms except chains that end in a lossless stage, which does not change the values that the shorter form
+    decodes.
     """
     found = dict.fromkeys([*forms(), *MORE])
     return [spec for spec in found if ids_in(spec)[-1] not in table.LOSSLESS or spec in available()]

@@ -1,7 +1,8 @@
-"""Mutations of valid payloads, with new checksums: each gives PayloadError or an array of the declared shape.
+"""Mutations of valid payloads: each gives PayloadError or an array of the declared shape.
 
-Most mutations leave the header valid and the lengths right or nearly right, which a checksum would not detect. No other exception
-may be raised, no more than the declared shape may be allocated, and decode_add must not have changed its output.
+A payload has no checksum, and most mutations leave its header valid and its lengths right or nearly right. A decoder may raise no
+other exception, and may allocate only a multiple of the declared shape. If decode_add raises PayloadError, it must not have
+changed its output.
 """
 
 from __future__ import annotations

@@ -48,8 +48,8 @@ def test_the_norm_is_that_of_what_is_decoded_or_a_bound_on_it(codec: Codec, shap
 
 @pytest.mark.parametrize("factor", [100.0, 2.0**-40])
 def test_a_gradient_times_a_factor_has_the_norm_times_that(codec: Codec, factor: float) -> None:
-    """Check that scaling a gradient scales the measured norm by the same factor. Sign codecs and scaled values that round to
-    0 are skipped.
+    """Check that scaling a gradient scales the measured norm by the same factor, within 30 %. Codecs with the stage sign are
+    skipped, and so are scaled gradients that decode to zeros.
     """
     x = gaussian(20, 33)
     payloads = [codec.encode((x * np.float32(f)).astype(np.float32), KEY) for f in (1.0, factor)]

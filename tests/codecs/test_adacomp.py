@@ -116,7 +116,7 @@ def test_an_array_alone_is_new_as_a_whole(name: str) -> None:
 
 def test_a_few_large_bins_do_not_make_coding_add_energy() -> None:
     """Check that the scale is bounded, where the paper's rule would add energy: one bin has a value of 1000, and 19 bins
-    have 50 entries near 1. Their mean maximum, 51, is 50 times the sent values.
+    have 50 entries near 1. The mean of the bins' maxima, 51, is 50 times as large as most of the sent values.
     """
     x = np.concatenate([np.float32([1000] + [0] * 49), 1 + np.abs(gaussian(950)) / 100])
     expected, _, excess = papers(np.zeros(1000, np.float32), x, 50)

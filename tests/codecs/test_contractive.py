@@ -49,8 +49,8 @@ def test_never_leaves_more_than_it_was_given(spec: str, n: int) -> None:
 
 
 def test_the_unbiased_form_explodes_where_the_contractive_form_does_not() -> None:
-    """Check that the residual of QSGD with one level explodes, whose omega is about 17 on a normal bucket of 512. The
-    contractive form's residual stays below 150, its length if nothing were sent.
+    """Check that the residual of QSGD with one level, whose omega is about 17 on a normal bucket of 512, explodes. The
+    residual of the contractive form stays below 150, which is about its length after 40 steps if nothing is sent.
     """
     lengths = {}
     for name, codec in {"unbiased": get_codec("qsgd:levels=1"), "contractive": get_codec("contractive(qsgd:levels=1)")}.items():

@@ -141,8 +141,8 @@ def test_any_level_spends_the_budget_and_no_more(x, budget):
 
 
 def units_of(x: np.ndarray, level: float, dither: Fraction) -> list[int]:
-    """Return the entries' probabilities in units of 2^-43, computed in rational arithmetic; 0 for entries that are certain,
-    since these are not drawn.
+    """Return the entries' probabilities in units of 2^-43, computed in rational arithmetic and rounded to integers by
+    `dither`; 0 for entries that are certain, since these are not drawn.
     """
     scale = Fraction(2**43) / Fraction(float(level))
     return [0 if abs(v) > level else math.floor(Fraction(float(abs(v))) * scale + dither) for v in x]

@@ -117,8 +117,8 @@ def test_a_spec_of_a_peer_or_a_record_executes_no_file(own: Any, tmp_path: Path)
 
 
 def test_only_what_a_user_types_is_given_to_get_codec() -> None:
-    """Check that get_codec, which executes files, is imported only by modules that receive text from users. All others use
-    known_codec.
+    """Check that get_codec, which executes files, is imported only by modules that receive text from users. Other modules
+    use known_codec or load_codec.
     """
     package = Path(table.__file__).parents[1]
     users = {

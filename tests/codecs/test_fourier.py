@@ -252,8 +252,8 @@ def test_scale_changes_nothing_but_the_scale(scale):
 
 @pytest.mark.parametrize("block", BLOCKS)
 def test_full_scale_stays_finite_and_comes_back(block):
-    """Check values above half of float32's range: a decoded value is clipped where the largest value plus its loss would
-    exceed float32.
+    """Check values from half of the largest float32 on: a decoded value is clipped where the largest value plus its loss
+    would exceed float32.
     """
     x = np.full(2 * block + 3, LARGEST / 2, np.float32)
     codec = Fourier(budget=x.size, block=block)

@@ -92,7 +92,7 @@ def test_without_rng_a_codec_that_draws_draws_anew() -> None:
 
 
 def test_training_always_gives_a_source_of_random_words() -> None:
-    """Check that every call of encode in the packages used in training passes `rng`, since training must be repeatable."""
+    """Check that every call of encode in codecs, feedback, exchange and ddp passes `rng`, since training must be repeatable."""
     lacking = []
     for path in (path for name in ("codecs", "feedback", "exchange", "ddp") for path in (ROOT / "psnode" / name).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):

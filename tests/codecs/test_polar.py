@@ -152,8 +152,8 @@ def test_rotated_values_have_an_omega_of_two_fifths_at_one_bit() -> None:
 
 
 def test_two_rotated_values_come_out_too_alike_so_that_nothing_is_claimed() -> None:
-    """Check that (2, 1, 0, ...) decodes to (1.96, 1.08) on average, by five standard errors, and that the codec does not
-    claim to be unbiased; 1e-6 of seeds would fail.
+    """Check that (2, 1, 0, ...) decodes to (1.96, 1.08) on average, more than five standard errors away from (2, 1), and
+    that the codec does not claim to be unbiased; 1e-6 of seeds would fail.
     """
     x = np.zeros(192, np.float32)
     x[:2] = 2, 1
@@ -169,7 +169,7 @@ def test_two_rotated_values_come_out_too_alike_so_that_nothing_is_claimed() -> N
 
 
 def test_long_blocks_are_read_the_same() -> None:
-    """Check decoding against the reader for a block length of 2^16: sorted groups limit blocks to 2^14 values."""
+    """Check decoding against the reader for blocks of 2^16 values, without sorted groups, which would limit blocks to 2^14."""
     codec = get_codec("polar:block=65536")
     payload = codec.encode(convolution(228).reshape(-1), KEY)
     np.testing.assert_array_equal(codec.decode(payload), read_polar(payload.to_bytes()))
@@ -240,8 +240,8 @@ def gaps(x: np.ndarray, decoded: np.ndarray, bits: float, block: int) -> tuple[f
 
 @pytest.mark.parametrize(("rate", "most"), [(1, 0.32), (2, 0.34)])
 def test_the_gap_to_the_rate_distortion_function_of_blocks_of_1024(tmp_path: Path, rate: int, most: float) -> None:
-    """Check the gap over 1024 blocks, with bits counted from the bytes that another process decodes. No block is worse than
-    the mean by 1 dB.
+    """Check the gap over 1024 blocks, with bits counted from the bytes that another process decodes. The gap of every block
+    is at most 1 dB above the mean gap.
 
     The mean over these blocks has a standard error of .008 dB; docs/results has a measurement with more blocks.
     """

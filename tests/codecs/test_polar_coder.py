@@ -74,8 +74,8 @@ def some_llrs(lanes: int, largest: int) -> np.ndarray:
 @pytest.mark.parametrize("lanes", [1, 5, 32])
 @pytest.mark.parametrize("bits", ["likely", "unlikely", "random"])
 def test_the_oracle_reads_what_is_written_and_the_reader_too(lanes: int, bits: str) -> None:
-    """Check that the oracle and psnode's reader both decode the written bits. Unlikely bits take up to 14 bits of the stream
-    each, more than the log holds.
+    """Check that the oracle and psnode's reader both decode the written bits. Each unlikely bit takes up to 14 bits of the
+    stream, so that their words do not fit into the writer's log at once.
     """
     llrs = some_llrs(lanes, 2000)
     likely = llrs < 0

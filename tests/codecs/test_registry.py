@@ -37,8 +37,8 @@ def concrete_classes() -> set[type]:
 
 
 def test_every_class_is_registered_and_every_entry_is_a_class() -> None:
-    """Check that the table lists exactly the classes of the modules, apart from Chain, which specs with + build and which is
-    not a stage.
+    """Check that the table lists exactly the classes of the modules, apart from Chain, which is not a stage: a spec with +
+    builds it.
     """
     registered = {table.load(name) for name, entry in STAGES.items() if entry.target}
     assert {found for found in concrete_classes() if not issubclass(found, Chain)} == registered

@@ -183,8 +183,8 @@ def test_keys_take_at_most_3_percent_more_than_their_entropy(density: float) -> 
 
 
 def test_bytes_of_a_dense_array_are_those_of_labels_and_cells() -> None:
-    """Check the payload's size for 10 000 values: 16 labels of 16 bins (4 bits per symbol), and .3 columns per value in 2
-    rows, rounded down 16 times.
+    """Check the payload's size for 10 000 values: 16 labels of 16 bins (4 bits per symbol), and .3 columns per value in each
+    of 2 rows, where every label's number of columns is rounded down.
     """
     nbytes = get_codec("sketchml").encode(gaussian(10_000), KEY).nbytes
     side = 12 + 8 + 16 + 4 * 16 + 4 * 256 + 4 + 8

@@ -38,7 +38,7 @@ def mostly_zero(size: int, seed: int = 0) -> np.ndarray:
 
 
 def top(x: np.ndarray, keep: int) -> np.ndarray:
-    """Return the ascending indices of the `keep` largest non-zero values; among equal values, the lowest indices."""
+    """Return the ascending indices of the `keep` largest non-zero magnitudes; among equal magnitudes, the lowest indices."""
     flat = x.reshape(-1)
     order = np.lexsort((np.arange(flat.size), -np.abs(flat.astype(float))))[:keep]
     return np.sort(order[flat[order] != 0])
@@ -137,7 +137,7 @@ def test_a_sampled_threshold_sends_all_that_is_not_zero_if_that_is_less():
 
 def test_a_sampled_threshold_that_too_few_reach_is_lowered():
     """Check that 1600 to 2000 entries are sent although only 400 of the 2000 sampled positions have large entries: the first
-    threshold, one of these, is lowered.
+    threshold, which is one of the large entries, is lowered.
     """
     size = 200_000
     key = rng(1).integers(2**64, size=2, dtype=np.uint64)

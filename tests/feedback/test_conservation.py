@@ -157,8 +157,8 @@ def memory(saved: checkpoint.Checkpoint, plan: Plan, name: str, workers: int) ->
 
 
 def is_refused(folder: Path, scheme: str, feedback: str) -> bool:
-    """Return True if scheme and feedback rule are refused together. Only votes may be refused, and codecs that are not
-    sparse, under which no coordinate could keep a momentum.
+    """Return True if scheme and feedback rule are refused together. Only two kinds of schemes may be refused: votes, and
+    schemes whose codec is not sparse, under which no coordinate could keep a momentum.
     """
     try:
         resolve(config(folder, scheme, feedback, 1))

@@ -96,7 +96,7 @@ def test_a_moving_average_at_the_worker_is_all_the_momentum_there_is(tmp_path: P
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_weight_decay_under_dgc_is_gathered_as_torch_does(tmp_path: Path, nesterov: bool) -> None:
     """Compare the weights with those of torch's SGD if all tensors are sent whole: the sender's momentum is then SGD's,
-    which accumulates the decay tenfold.
+    which accumulates the decay up to tenfold.
     """
     found = trained(
         tmp_path,

@@ -1,4 +1,4 @@
-"""Import torchvision before running a program that uses transformers, since torchvision may be built for another torch."""
+"""Run a program that uses transformers, after psnode has imported torchvision, which may be built for another torch."""
 
 import runpy
 import sys

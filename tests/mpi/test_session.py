@@ -365,8 +365,8 @@ with psnode.session(torch.nn.Linear(2, 1), train_dir="two", start_deadline=91.0)
 
 
 def test_the_start_deadline_bounds_mpis_own_start(mpirun: Any, tmp_path: Path) -> None:
-    """Check a deadline below MPI's usual start time for real ranks, one of which never starts. With longer deadlines,
-    arrivals are reported.
+    """Check that the deadline ends the start of real ranks, one of which never calls MPI, and that psnode.run and
+    psnode.session both pass their deadline to the start of MPI.
     """
     os.mkfifo(tmp_path / "held")
     program = tmp_path / "held.py"

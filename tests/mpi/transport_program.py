@@ -99,7 +99,7 @@ def missing() -> None:
 
 
 def late() -> None:
-    """Have rank 1 call MPI_Init too late."""
+    """Have rank 1 sleep and exit without calling MPI_Init; rank 0 waits for it until a deadline of 1.5 s."""
     found = place()
     assert found is not None
     if found.rank == 1:

@@ -126,8 +126,8 @@ def test_mpirun_starts_a_rank_on_every_host_and_binds_none(netlab: Any, tmp_path
 
 
 def test_a_link_is_no_faster_than_asked_and_its_packets_carry_66_bytes_of_headers(netlab: Any, tmp_path: Path) -> None:
-    """Check the time and the payload bytes of a transfer at 20 Mbit/s, that is, 2.5 MB/s. The sender's shaper lets 256 KiB
-    pass at once, and so does the switch's.
+    """Check the time and the payload bytes of a transfer at 20 Mbit/s, that is, 2.5 MB/s. The shapers of the sender and of
+    the switch each let 256 KiB pass at once.
     """
     size, rate, bursts = 5_000_000, 20e6 / 8, 2 * (256 << 10)
     counters = tmp_path / "counters.json"
@@ -144,8 +144,8 @@ def test_a_link_is_no_faster_than_asked_and_its_packets_carry_66_bytes_of_header
 
 
 def far(done: Any) -> tuple[float, list[str]]:
-    """Return the seconds until FAR's hosts connected, and the line of the receiver: the peer's address, True if the bytes
-    were correct, and True if seen.
+    """Return the seconds until FAR's hosts connected, and the words that the receiver printed: the peer's address, True if
+    the bytes were correct, and True if the secret was seen in a frame.
     """
     assert done.code == 0, done
     told = {line.split()[0] == "connected": line.split() for line in done.out.splitlines()}

@@ -68,8 +68,8 @@ def test_ranks_that_are_far_apart_train_in_a_private_network_as_in_one_process(n
 
 @pytest.mark.long
 def test_over_slow_links_the_job_decides_for_another_topology_than_the_star(netlab: Any, tmp_path: Path) -> None:
-    """Check that --topology auto decides against the star at 20 Mbit/s: three dense gradients of 1.7 MB take 2 s through the
-    link of rank 0, and two thirds of one gradient .5 s.
+    """Check that --topology auto decides against the star at 20 Mbit/s: in a star, three dense gradients of 1.7 MB take 2 s
+    through the link of rank 0; in a mesh, two thirds of one gradient take .5 s through a worker's link.
     """
     pytest.importorskip("mpi4py")
     settings: dict[str, Any] = {"max_steps": 2, "scheme": "dense", "momentum": 0.0, "lr": 0.1}

@@ -232,8 +232,8 @@ def test_without_cupy_nothing_is_selected_on_a_device(monkeypatch: pytest.Monkey
 @with_gxx
 @pytest.mark.usefixtures("cupy")
 def test_it_selects_where_torch_is_to_be_deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check that selections work in torch's deterministic mode, in which torch.kthvalue raises an error on CUDA. The same
-    error is raised here.
+    """Check that selections work in torch's deterministic mode, in which torch.kthvalue raises an error on CUDA. Here a
+    stand-in for torch.kthvalue raises this error.
     """
 
     def refused(*_: object) -> None:

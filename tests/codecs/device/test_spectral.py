@@ -154,7 +154,9 @@ def test_the_key_decides_and_the_array_is_left_alone_without_an_error() -> None:
 
 
 def test_a_host_draws_the_same_subspace() -> None:
-    """Check that host and device draw the same subspace for the same key: for white noise, another key gives another result."""
+    """Check that host and device draw the same subspace for the same key: for white noise they then decode to the same
+    values. Under another key the values differ.
+    """
     x, codec = gaussian(60, 90), get_codec("svd:method=randomised")
     assert distance(codec.decode(on_device(codec, x)[0]), codec.decode(codec.encode(x, KEY))) <= 1e-4
     assert distance(codec.decode(on_device(codec, x)[0]), codec.decode(codec.encode(x, Key.derive(9)))) > 0.1
