@@ -297,7 +297,9 @@ def test_a_source_that_differs_stops_a_job_and_a_clock_that_is_ahead_is_a_note()
 
 
 def test_the_clock_is_that_of_the_host() -> None:
-    """The clock read by a conversation with this host differs by less than a second from the clock of this process."""
+    """Check that the clock of this host, as a conversation with it reads it, differs by less than a second from that of this
+    process.
+    """
     with Conversation(Host("localhost", 0), 60.0) as talk:
         assert abs(talk.clock()) < 1
 

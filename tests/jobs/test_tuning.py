@@ -1,4 +1,4 @@
-"""psnode tune: the trials, which of them continue, and that a kill costs only time."""
+"""psnode tune: its trials, the choice of those that continue, and sweeps that are killed, which lose only time."""
 
 from __future__ import annotations
 
@@ -282,7 +282,7 @@ def test_a_metric_that_the_task_does_not_have_is_told_with_those_it_has(
 
 
 def by_lr(found: dict[str, Any]) -> dict[str, tuple[str, bool]]:
-    """Return by learning rate the trial's state, and True if it has a result."""
+    """Return the state of each trial, and True if the trial has a result, by its learning rate."""
     return {row["values"]["lr"]: (row["state"], row["result"] is not None) for row in found["trials"]}
 
 

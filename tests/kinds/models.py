@@ -157,7 +157,7 @@ class Autocast(Around):
 
 
 class Checkpointed(Around):
-    """`uses` checkpointed calls of one module, whose activations are recomputed in the backward pass."""
+    """A checkpointed module, whose activations are recomputed in the backward pass. `uses`: the number of its calls."""
 
     def __init__(self, reentrant: bool, uses: int = 1) -> None:
         super().__init__(nn.Sequential(linear(), nn.Tanh()))
@@ -390,7 +390,9 @@ class Buffered(Body):
 
 
 class Masked(Body):
-    """A buffer of ones that the forward pass creates when it learns the shape, or after `after` passes."""
+    """A buffer of ones, made by a forward pass that finds no buffer of its input's shape and comes after the first `after`
+    passes.
+    """
 
     mask: torch.Tensor | None
 

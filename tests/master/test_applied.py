@@ -42,8 +42,8 @@ def test_a_run_that_did_not_count_does_not_begin_to(tmp_path: Path) -> None:
 def test_a_place_among_others_leaves_out_less_than_a_step_and_repeats_nothing(
     place: int, before: int, now: int, length: int, epoch_offset: int
 ) -> None:
-    """Check the position in the data after a change in the number of workers: it is at or after all examples taken in the
-    epoch, by less than a step.
+    """Check the position in the data after a change in the number of workers: no example of the epoch is taken again, and
+    less than a step of examples is left out. Near its end, the rest of the epoch may be left out.
     """
     batch = 3
     finished = Sampler(length, 0, now, batch, sample_offset=epoch_offset).finished(place, before)

@@ -197,7 +197,9 @@ def test_a_processor_that_rounds_differently_is_refused_before_the_first_step(
 
 
 def test_spares_are_refused() -> None:
-    """Check that gather refuses spares. In one process no worker can be lost, and --local refuses them before."""
+    """Check that gather refuses spares. Only this check is called, since a whole run in this process would need --local,
+    which refuses spares earlier.
+    """
     with pytest.raises(ConfigurationError, match=r"^--spares .* under --topology gather: use --topology star$"):
         refuse_other_roots(Config(topology=COPIED, spares=1))
 

@@ -227,8 +227,8 @@ def five_layers() -> nn.Module:
 
 
 def test_bytes_are_those_of_the_ways_between_different_ranks(tmp_path: Path) -> None:
-    """Check that bytes are proportional to the frames between different ranks. Three workers send each of five equal groups,
-    but a worker keeps its own; the master has all groups, none or two.
+    """Check that bytes are proportional to the frames between different ranks. Each of three workers sends each of five
+    equal groups to its root, unless the worker is the root; workers are the roots of no group, of all five or of three.
     """
     known: dict[str, Any] = {"scheme": "dense", "lr": 0.01, "batch_size": 8, "local": 3, "tensorboard": False, "threads": 1}
     ways, found = {CENTRAL: 5 * 3, DEALT: 5 * 2, SHARED: 2 * 3 + 3 * 2, SERVED: 5 * 3}, {}

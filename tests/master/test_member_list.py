@@ -47,8 +47,8 @@ def test_groups_of_its_last_step_that_were_not_taken_are_named() -> None:
 
 
 def test_a_step_that_it_took_while_it_was_aside_is_its_last() -> None:
-    """Check that the step which a suspended worker takes is its last one. Under rules that accept stale gradients, it is
-    unknown until the worker sends a message.
+    """Check a worker that takes a step while it is suspended: this step is its last one. Under rules that accept stale
+    gradients, the last step is unknown until the worker sends a message.
     """
     members = Members([1, 2], Clock())
     members.remove(2)

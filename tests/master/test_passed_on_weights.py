@@ -1,4 +1,4 @@
-"""Weights that workers pass on: every run equals, bit for bit, the run in which rank 0 sends all weights; rank 0 sends fewer."""
+"""Weights that workers pass on: every run equals, bit for bit, the run in which rank 0 sends the weights to all workers."""
 
 from __future__ import annotations
 

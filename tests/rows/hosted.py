@@ -26,9 +26,7 @@ FLAGS = ["-std=c++17", "-O0", "-fwrapv", "-ffp-contract=off", "-fPIC", "-shared"
 
 @functools.cache
 def compiler() -> bytes:
-    """Return everything on which a library depends besides its text: the version of g++, its options, and the header in a
-    file of its own.
-    """
+    """Return everything on which a library depends besides its text: the version of g++, its options, and the header host.h."""
     version = subprocess.run([str(GXX), "-v"], capture_output=True, check=True).stderr
     return version + " ".join(FLAGS).encode() + (HEADERS / "host.h").read_bytes()
 

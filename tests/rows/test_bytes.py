@@ -48,8 +48,8 @@ def test_all_contract_inputs(spec: str, make) -> None:
 
 
 def test_settled_values_that_no_code_needs_may_be_undefined() -> None:
-    """Check that a row of zeros is coded correctly, although it has no scale, so that its quotients are not numbers. On
-    average two of 2^17 coordinates have a tie of random bits, which such a quotient's fraction would decide.
+    """Check that rows of zeros are coded correctly, although they have no scale and their quotients are not numbers. Of 2^17
+    coordinates, two on average have random bits that leave the decision to the fraction of such a quotient.
     """
     check(get_codec("dithered"), interpreted("dithered"), np.zeros(2**17, np.float32))
 

@@ -40,9 +40,7 @@ def test_the_golden_payload(name: str) -> None:
 @pytest.mark.sweep
 @pytest.mark.parametrize("spec", FORMS)
 def test_all_contract_inputs(spec: str) -> None:
-    """Check a third of the forms, or all with --long. test_cupy_kernels.py runs the same text of every form, through the
-    launcher.
-    """
+    """Check a fifth of the forms, or all with --long. test_cupy_kernels.py runs the same text through the launcher."""
     check_all(spec, built(spec))
 
 

@@ -53,8 +53,8 @@ def test_a_file_that_no_driver_takes_is_compiled_anew(cupy: FakeCupy) -> None:
 
 
 def test_what_is_compiled_includes_nothing_from_files_but_on_a_processor() -> None:
-    """Check that the text includes only host.h, for processors. A file of kernels is identified by its text: changes of an
-    included header would not be noticed.
+    """Check that the text includes no file but host.h, which only a processor needs. A file of kernels is identified by its
+    text: changes of an included header would not be noticed.
     """
     text = standalone(text_of(program(get_codec("qsgd"))))
     assert [line for line in text.splitlines() if line.startswith("#include")] == ['#include "host.h"']

@@ -46,7 +46,9 @@ def test_the_step_of_minmax_is_found_by_two_corrections(bits: int) -> None:
 
 @pytest.mark.parametrize("steps", [1, 3, 15, 255])
 def test_the_factor_is_the_float32_next_to_the_quotient_or_the_one_below(steps: int) -> None:
-    """Check that the product of the factor and the span does not exceed the last step."""
+    """Check that the span times the float32 below the rounded quotient does not exceed the last step. The span times the
+    rounded quotient itself may exceed it, except if there is only one step.
+    """
     span = np.abs(np.concatenate(hard_pairs(400_000)))
     span = span[(span > F(2.0**-100)) & (span < F(2.0**125))]
     nearest = (steps * 65536 / span.astype(float)).astype(F)

@@ -190,7 +190,7 @@ class Means(RowCodec):
 
 
 def test_a_codec_with_sums_takes_parts_beforehand(tmp_path: Path) -> None:
-    """Compare error feedback in one sweep with its three steps. A part that is not finite leaves earlier data unchanged."""
+    """Compare error feedback in one sweep with its three steps. A gradient with a value that is not finite is refused."""
     (tmp_path / "means.py").write_text(MEANS)
     codec = get_codec(load_codec(f"{tmp_path / 'means.py'}:Means"))
     for size in (1, 700, 30_001):

@@ -15,8 +15,8 @@ from psnode.worker import inspection
 def few_steps() -> Iterator[None]:
     """Make measurements take a few steps of everything.
 
-    Other tests may have compiled models or left threads in this process. It is therefore not forked, and gets no process
-    group.
+    Other tests may have compiled models or left threads in this process. So nothing is measured in forks of it, and it joins
+    no process group.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(profiling, "_SECONDS", 0.02)

@@ -448,7 +448,7 @@ with psnode.session(model, train_dir="run", plan={str(tmp_path / "plan.json")!r}
 
 def test_models_that_ddp_does_not_train_are_planned_without_it(tmp_path: Path) -> None:
     """Check that models are planned without DDP if the loss calls a method of the model, a parameter has no gradient, or a
-    parameter is a scalar, with the real measurement.
+    parameter is a scalar. Here DDP is really measured.
     """
     program = """
 import torch, psnode

@@ -57,8 +57,8 @@ def test_frames_have_the_bytes_of_a_job(profile: Profile, scheme: str, tmp_path:
 
 
 def test_disturbances_of_groups_are_not_counted_as_other_work() -> None:
-    """Check that disturbances, of another group in each of five steps, do not count as other work: the sum of the groups'
-    medians is then not the sum of any step.
+    """Check that disturbances do not count as other work if each of five steps disturbs a different group: the sum of the
+    groups' medians is then not the sum of any step.
     """
     spans, handled, served = list[dict[str, Any]](), [0.0], list[float]()
     for step in range(5):

@@ -14,7 +14,7 @@ from psnode.jobs.simulating.host_cores import SharedCores, SharingThread
 
 
 def ends(cores: SharedCores, loop: EventLoop, work: list[tuple[float, float]]) -> list[float]:
-    """Return the times at which pieces of work end, each given by its time and its seconds."""
+    """Return the times at which pieces of work end; a piece is given by the time at which it begins and its seconds."""
     found = [math.nan] * len(work)
 
     def end(index: int) -> None:

@@ -13,7 +13,9 @@ from psnode.jobs.simulating.paired_links import HubLinks, LinksOfRanks, PairedLi
 
 
 def ends(links: LinksOfRanks, loop: EventLoop, messages: list[tuple[float, int, int, float]]) -> list[float]:
-    """Return the times at which messages end, each given by its time, source, target and bytes."""
+    """Return the times at which messages end; a message is given by the time at which it is sent, its source, target and
+    bytes.
+    """
     found = [math.nan] * len(messages)
 
     def end(index: int) -> None:

@@ -98,8 +98,8 @@ def test_the_bytes_of_a_mesh_do_not_grow_with_the_workers_and_those_of_a_star_do
     [("sharded:servers=1", 12), ("sharded:servers=2", 6), ("sharded:servers=4", 3), ("mesh:master=auto", 4)],
 )
 def test_servers_share_the_bytes_of_the_star(topology: str, groups: int) -> None:
-    """Check that the busiest rank, the master, decides the step. It is the root of `groups` of 12 groups, each of 10 ms in
-    each direction for each of four workers.
+    """Check that the busiest rank, the master, decides the step. Of the 12 groups, `groups` have the master as their root;
+    each takes 10 ms in each direction for each of four workers.
 
     The weights of a group are sent while the gradients of the next one arrive.
     """
@@ -134,8 +134,8 @@ def test_a_root_shares_the_cores_of_its_host_with_the_backward_pass(cores: int, 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 @pytest.mark.parametrize("seed", range(12))
 def test_versions_end_when_they_do_in_the_planner_s_graph(topology: str, seed: int) -> None:
-    """Compare the ends of versions with the planner's, a different program, which runs a graph of activities. Here all
-    threads share cores only if workers update weights.
+    """Compare the ends of versions with the planner's, a different program, which runs a graph of activities. The simulation
+    has threads share cores only if workers update weights, so cores are limited only under mesh and gather.
 
     The planner's last step is left out, since no next forward pass delays it.
     """
@@ -263,8 +263,8 @@ GATHER = Scenario(3, RATE, 0.0, 64, uneven=0.0)
 
 
 def test_a_gather_goes_on_without_a_lost_worker() -> None:
-    """Rank 2 dies during its passes of the second step, and the others wait until the master knows. Then they exchange one
-    gradient each, of .1 s.
+    """Check that the others wait until the master knows of the death of rank 2, which dies during its passes of the second
+    step. Then they exchange one gradient each, of .1 s.
     """
     among = Disturbances(deaths=[Death(2, 0.6)], detection=0.5)
     found = job(costs({"up": 100_000}), "gather", GATHER, 4, among)
@@ -275,10 +275,12 @@ def test_a_gather_goes_on_without_a_lost_worker() -> None:
 
 @pytest.mark.parametrize("held", [True, False])
 def test_a_gradient_of_a_lost_worker_counts_at_all_shards_or_at_none(held: bool) -> None:
-    """At .3 s, every worker sends .1 s to each of the others. The connection to rank 3 is the heavier one of rank 2, so that the
-    frame to rank 3 takes half of its links and arrives at .5 s, and the one to rank 1 at .5105 s. If rank 2 dies between, rank 3
-    sends the gradient to the master, and the master sends it to rank 1, after the detection. If rank 2 dies before, no other rank
-    has the gradient.
+    """Check a gradient whose sender dies before any other worker has it, or when only one of them has it.
+
+    At .3 s every worker begins to send its gradient to both others, which takes .1 s each on a free link. Of rank 2's
+    connections, the one to rank 3 has the greater weight, so that the frame to rank 3 arrives at .5 s and the frame to rank
+    1 at .5105 s. If rank 2 dies between these times, the gradient goes from rank 3 to the master and from there to rank 1,
+    once the death is detected. If rank 2 dies before, no other rank has the gradient.
     """
     scenario, death = Scenario(3, RATE, 0.0, 64, uneven=0.4), 0.505 if held else 0.45
     found = job(costs({"up": 100_000}), "gather", scenario, 3, Disturbances(deaths=[Death(2, death)], detection=0.5))
@@ -289,7 +291,7 @@ def test_a_gradient_of_a_lost_worker_counts_at_all_shards_or_at_none(held: bool)
 
 
 def test_a_silent_worker_of_a_gather_is_lost() -> None:
-    """Its weights would lack updates that no rank keeps."""
+    """Check that a silent worker of a gather cannot come back: its weights would lack updates that no rank keeps."""
     among = Disturbances(standstills=[Standstill(2, 1.0, 5.9)])
     found = job(costs({}), "gather", Scenario(3, None, 0.0, 8), 30, among, deadline=1.0, pause_deadline=1.0)
     assert [(event["event"], event["rank"]) for event in found.events] == [("lost", 2)]
@@ -337,10 +339,12 @@ def test_a_job_goes_on_when_two_of_five_workers_die_at_any_time(topology: str, s
 
 
 def test_the_ranks_below_a_lost_one_get_the_weights_from_the_master() -> None:
-    """Ranks 1 and 2 get the first version, of .05 s, at .4 s. Rank 1 dies before it has passed the version on to rank 3. The
-    master knows at .92 s, and sends rank 3 the whole weights, 16 bytes, on which rank 3 computes until 1.22 s. The second
-    version has been sent as if rank 1 would pass it on, and rank 3 gets it as whole weights too, while rank 2 gets its part:
-    .05 s. Later versions are sent to both.
+    """Check a tree whose rank 1 dies before it has passed the first version on to rank 3. Ranks 1 and 2 get this version, of
+    .05 s, at .4 s.
+
+    The master knows of the death at .92 s, and sends rank 3 the whole weights, 16 bytes, on which rank 3 computes until 1.22
+    s. The frames of the second version still take the way through rank 1, so rank 3 gets whole weights again, while rank 2
+    gets its frame in .05 s. Later versions are sent to both ranks.
     """
     among = Disturbances(deaths=[Death(1, 0.42)], detection=0.5)
     found = job(costs({"down": 50_000}), "star:down=tree", Scenario(3, RATE, 0.0, 8, uneven=0.0), 4, among)

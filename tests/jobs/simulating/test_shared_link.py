@@ -12,7 +12,7 @@ from psnode.jobs.simulating.shared_link import SharedLink
 
 
 def ends(link: SharedLink, loop: EventLoop, messages: list[tuple[float, int, float]]) -> list[float]:
-    """Return the times at which messages end, each given by its time, connection and bytes."""
+    """Return the times at which messages end; a message is given by the time at which it is sent, its connection and bytes."""
     found = [math.nan] * len(messages)
 
     def end(index: int) -> None:

@@ -330,8 +330,8 @@ def test_a_worker_that_is_silent_beyond_the_deadline_is_suspended_and_returns_wi
 
 
 def test_flow_control_holds_a_worker_that_does_not_take_its_weights() -> None:
-    """Check three workers that make versions of 40 MB in asp. At most 64 MiB or two sets of weights may be on their way to
-    the third worker.
+    """Check three workers that make versions of 40 MB in asp. At most two sets of weights, or 64 MiB if that is more, may be
+    on their way to the third worker.
 
     This worker is stopped for ten steps. When it runs again it first has to answer, and gets the newest weights whole,
     instead of ten versions.

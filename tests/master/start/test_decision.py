@@ -196,9 +196,7 @@ def test_a_constraint_of_the_task_leaves_the_star_and_the_tree(decisions: Decisi
 
 
 def test_workers_that_round_differently_are_no_gather(decisions: Decisions) -> None:
-    """Check that gather is not predicted if workers round differently. Rank 0 may differ, since it updates nothing in a
-    gather.
-    """
+    """Check that gather is predicted if only rank 0 rounds differently: rank 0 updates nothing in a gather."""
     once, twice = (Hello("host", 1, "0", "", 8, "one", {"fma": fma}) for fma in (True, False))
     decisions(once, twice, twice, twice)
     assert decisions.asked == ALL
@@ -244,8 +242,8 @@ def test_a_request_to_stop_ends_the_decision(decisions: Decisions, tmp_path: Pat
 
 
 def test_ranks_of_a_host_share_its_cores_and_threads_of_a_process_take_turns(decisions: Decisions) -> None:
-    """Check the cores of a host: four ranks with two threads each share eight cores. On two hosts of eight cores, each rank
-    has four.
+    """Check the cores of one host with eight cores: its four ranks have two threads each, so the prediction counts four
+    cores, which the ranks share.
     """
     decisions()
     assert decisions.hosts == JobHosts(3, 8 // 2, shared=True)

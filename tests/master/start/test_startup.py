@@ -30,7 +30,9 @@ PLAN = make_plan([Tensor("weight", (4,))], "identity", group_by="model", min_com
 
 
 def resumed(folder: Path, wrote: int) -> RunDirectory:
-    """Return a run of `wrote` workers in which rank 1 was lost and rank 3, a spare, took its place."""
+    """Return a run in which rank 1 was lost and rank 3, a spare, took its place. `wrote`: the number of workers of its
+    checkpoint.
+    """
     draft = staging.StagedCheckpoint(folder, 5)
     draft.add_tensors(checkpoint.MODEL, {"weight": torch.zeros(4), "mean": torch.full((2,), 7.0)})
     for rank in (2, 3):

@@ -110,7 +110,7 @@ def test_the_step_of_a_run_under_another_topology_is_drawn(words: list[str], tmp
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Config, list[str]]]:
-    """Return the list of the settings and schemes of all measurements. Each measurement returns the profile of run_cases."""
+    """Return a list that gets the settings and schemes of every measurement. A measurement returns the profile of run_cases."""
     seen: list[tuple[Config, list[str]]] = []
 
     def measure(config: Config, schemes: Any, tell: Any) -> Profile:
@@ -124,8 +124,8 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Config, list[str]]]:
 def test_a_size_of_groups_that_follows_from_the_workers_is_not_measured(
     tmp_path: Path, measured: list[tuple[Config, list[str]]]
 ) -> None:
-    """Check that the measurement ignores a group size of 64 KiB, which follows from the workers (here the least size),
-    although the run's record has it.
+    """Check that a group size of 64 KiB in the run's record is not used for the measurement: this size, the least one,
+    follows from the number of workers. A size of 4000 bytes is used.
     """
     for size in (65536, 4000):
         run = make_run(tmp_path / str(size), topology="mesh", group_bytes=size, more={"links": LINKS})

@@ -79,8 +79,8 @@ def test_a_root_sends_to_all_others_what_it_has_made_of_their_gradients(workers:
 def test_a_step_that_links_limit_takes_the_bytes_of_the_busiest_link(workers: int, topology: str) -> None:
     """Check steps of P workers with u = v = 1 MB for a gradient and the weights, and passes of 30 ms.
 
-    In each direction a link carries (P - 1) / P (u + v) in a mesh, (P - 1) u in a gather, and P / 4 u at one of four
-    servers. The first gradient and the last weights of a root cannot overlap with other frames.
+    In each direction a link carries (P - 1) / P (u + v) in a mesh and (P - 1) u in a gather; the link of each of four
+    servers carries P u / 4. The first gradient and the last weights of a root cannot overlap with other frames.
     """
     count = 4 * workers if topology == "mesh" else 40
     groups = spread(count, forward=0.01, up=10**6, down=10**6)

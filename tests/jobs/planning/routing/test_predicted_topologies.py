@@ -47,8 +47,8 @@ def profile(passes: float) -> Profile:
 
 
 def test_at_1_mbit_a_mesh_is_faster_than_a_star_by_the_bytes_of_the_busiest_link() -> None:
-    """Check predictions for P workers, if a gradient takes 8.4 s and the weights too. The busiest link passes P of both in a
-    star, and (P - 1) / P of both in a mesh.
+    """Check predictions for P workers if a gradient takes 8.4 s on a link, and the weights as long. The busiest link passes
+    P of both in a star, and (P - 1) / P of both in a mesh.
     """
     hosts = JobHosts(WORKERS, 4, shared=False, links=links(1), slowest=links(1))
     found = steps(profile(0.05), "dense", COMPARED, scenario_of(hosts))
@@ -63,8 +63,8 @@ def test_at_1_mbit_a_mesh_is_faster_than_a_star_by_the_bytes_of_the_busiest_link
 
 
 def test_where_workers_have_slow_links_and_the_master_has_not_the_star_is_as_fast_as_its_workers() -> None:
-    """Check that a star's step moves one gradient and one set of weights: the master's faster link carries the gradients of
-    all workers at once.
+    """Check that a star's step takes as long as one gradient and one set of weights on the link of a worker: the master's
+    faster link carries the gradients of all workers at once.
     """
     hosts = JobHosts(WORKERS, 4, shared=False, links=links(100), slowest=links(1))
     found = steps(profile(0.05), "dense", ["star", "gather"], scenario_of(hosts))

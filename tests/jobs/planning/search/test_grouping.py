@@ -151,7 +151,9 @@ def network() -> nn.Sequential:
 
 
 def test_a_step_with_codecs_that_differ_by_group_moves_uncoded_tensors_as_torch_does() -> None:
-    """Compare two workers under momentum .9 with torch: uncoded tensors move as there, and coded tensors by nearly the same."""
+    """Compare the weights of two workers under momentum .9 with torch's: uncoded tensors are equal, and coded tensors nearly
+    equal.
+    """
     model, reference = network(), network()
     tensors = [Tensor(name, tuple(value.shape)) for name, value in model.named_parameters()][::-1]
     names = [tensor.name for tensor in tensors]

@@ -82,8 +82,8 @@ def test_a_search_ends_in_a_plan_that_the_scheme_can_code(measured: tuple[Profil
     ],
 )
 def test_codecs_beside_the_scheme_s_own_have_its_feedback_and_downlink(flags: dict[str, str], names: list[str]) -> None:
-    """Check the codecs that may share a plan with the scheme's own. dgc forgets the momentum of sent coordinates, which
-    needs a sparse codec; votes and medians need one codec.
+    """Check the codecs that may share a plan with the scheme's own. dgc allows only dense beside it: dgc forgets the
+    momentum of sent coordinates, which needs a sparse codec. Votes and medians need one codec for all groups.
     """
     config = load(MODEL | flags, {})
     found = codec_pairs("own", config)

@@ -56,8 +56,8 @@ def cuts_of(found: Grouping) -> list[int]:
 
 @pytest.mark.parametrize("groups", [2, 3, 4])
 def test_halving_finds_the_least_of_all_cuts_if_costs_are_linear(groups: int) -> None:
-    """Check for random profiles that halving finds the cuts with the least step. Costs are linear: a frame costs the longest
-    of three lines, of which only the first matters here.
+    """Check for random profiles that halving finds the cuts with the shortest step. Costs are linear: a frame takes the
+    longest of its times on the link, in the MPI thread and for bookkeeping, and here the last two are 0.
     """
     for seed in range(25):
         draw = random.Random(seed)
@@ -74,8 +74,8 @@ def test_halving_finds_the_least_of_all_cuts_if_costs_are_linear(groups: int) ->
 
 
 def test_more_groups_are_taken_while_each_lowers_the_step_by_a_twentieth() -> None:
-    """Check that no second group is taken if the passes hide the frames. On a slow link the second group gains a fifth, and
-    the third as much again.
+    """Check that no second group is taken if the passes hide the frames. On a slow link a second group shortens the step by
+    a fifth, and a third one by a fifteenth.
     """
     hidden = clocks_of([1000] * 6, fixed=0.0, each=1.0)
     assert len(merged_while_it_gains(hidden).groups) == 1
