@@ -97,7 +97,7 @@ def test_values_far_out_do_not_decide_the_error() -> None:
 def test_more_bits_never_leave_more_of_a_convolution_with_values_far_out() -> None:
     """Check that a higher rate never increases the error by more than a tenth, for a convolution with outliers.
 
-    Only sorted groups send outliers one by one, although sorting saves no bits at rate 4.
+    At rate 4 sorting saves no bits, but only sorted groups send outliers one by one.
     """
     x = convolution(512).reshape(-1).copy()
     x[::1000] *= 100

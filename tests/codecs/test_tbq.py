@@ -188,8 +188,8 @@ def test_entries_are_a_place_and_a_sign() -> None:
     ids=range(15),
 )
 def test_blocks_that_encode_does_not_write_are_refused(blocks: bytes) -> None:
-    """Check that blocks are refused that are cut, repeated, out of order, out of range, too full for a sparse block, or have
-    invalid digits.
+    """Check the refusal of blocks that are cut, repeated, out of order, out of range or too full for a sparse block, or that
+    have invalid digits.
     """
     out = gaussian(1000)
     before = out.copy()

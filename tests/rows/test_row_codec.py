@@ -1,4 +1,4 @@
-"""examples/row_codec.py: two formulas work like any other codec, and payloads of peers cause no compilation."""
+"""examples/row_codec.py: a codec given by two formulas works like any other codec, and payloads of peers cause no compilation."""
 
 from __future__ import annotations
 

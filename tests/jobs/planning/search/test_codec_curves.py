@@ -35,7 +35,7 @@ def cost(name: str, coded: float, plain: float) -> float:
 
 def made_up(cuts: list[int], noise: random.Random | None = None) -> SchemeCosts:
     """Return the costs of groups of TENSORS that end at `cuts`. Only the sum of a worker's coding times is known; it is
-    divided by size.
+    divided among the groups by size.
     """
     groups, start = [], 0
     whole = sum(coded + plain for coded, plain in TENSORS)

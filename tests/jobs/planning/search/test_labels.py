@@ -48,7 +48,7 @@ class Slow:
         return len(tensor.shape) > 1 and candidate.codec != "identity"
 
     def seconds(self, stops: list[int], chosen: list[int], parts: list[int] | None = None) -> tuple[float, float, list[Passed]]:
-        """Return the seconds of the step, the error, and the parts of groups."""
+        """Return the seconds of the step, the error, and the groups' parts after all stages."""
         workers, host, half = self.scenario.workers, self.profile.host, self.scenario.round_trip / 2
         coder = link_in = lanes = link_out = work = error = 0.0
         groups: list[Passed] = []

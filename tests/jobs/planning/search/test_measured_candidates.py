@@ -47,7 +47,7 @@ def test_a_profile_names_its_tensors_and_counts_coded_coordinates(measured: tupl
 
 
 def test_curves_have_the_bytes_of_frames(measured: tuple[Profile, tuple[CodecCandidate, ...]]) -> None:
-    """Check that frames of dense groups are exactly linear in the coordinates, and gradients of bf16 too; a header has less
+    """Check that the bytes of dense frames, and of bf16's gradients, are linear in the coordinates; the fixed part is less
     than a kilobyte.
     """
     _, (own, dense, half) = measured
