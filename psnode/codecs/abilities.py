@@ -51,9 +51,9 @@ class Defaults(ABC):
         raise CodecError(f"{self!r} is not linear: its payloads cannot be merged, decode and add them")
 
     def merges_with_own(self, payload: Payload, rng: RandomSource) -> bool:
-        """Return True if the valid `payload` can be merged with payloads of this codec.
+        """Return True if `payload`, which must be valid, can be merged with this codec's payloads of arrays of the same shape.
 
-        These payloads have the same shape, and are encoded under a key drawn from `rng`.
+        The codec's payloads are those that `encode` makes with this `rng`.
         """
         return self.linear
 

@@ -15,8 +15,8 @@ of its bin. Zeros are never sent.
 
 The paper does not limit s. If a few bins were much larger than all others, s would be far above most entries sent, and the
 error would have more energy than x. Therefore this codec limits s to 1.75 times the mean magnitude of the entries sent. At this
-limit s removes 7/16 of the energy that a scale equal to the mean magnitude would remove. Thus ||x - decode|| < ||x|| for every
-x other than 0.
+limit s removes 7/16 of the energy that a scale equal to the mean magnitude would remove. Thus ||x - decode|| < ||x|| whenever
+an entry is sent.
 
 Source: Chen, Choi, Brand, Agrawal, Zhang, Gopalakrishnan, "AdaComp: Adaptive residual gradient compression for data-parallel
 distributed training", AAAI 2018, algorithms 1 and 2.

@@ -263,8 +263,8 @@ class Codec(Defaults, ABC):
     def _coded(self, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
         """Write the body for `source`, serve `sink`, and return the body's length.
 
-        If _encode does not accept this source and sink, the source is computed first, and the sink is served by decoding the
-        body.
+        If _encode does not accept this source with this sink, the source is computed first. If _encode does not accept the
+        computed source with this sink either, the sink is served by decoding the body.
         """
         if self._fuses(source, sink):
             return self._encode(source, key, body, sink)

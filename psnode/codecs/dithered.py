@@ -3,8 +3,8 @@
 Let v be a coordinate in units of its bucket's root mean square. Its dither u is a function of key and index, and uniform in
 +-step / 2. The integer q = round((v + u) / step) is sent, and q step - u is the decoded value. The error is uniform in +-step /
 2 for every v. Therefore E decode = v, and E||decode - v||^2 = step^2 / 12 ||v||^2. Coding q given u costs h(v + u) - log2 step
-bits, where h is the differential entropy. For any step, this cost is within a quarter of a bit of the least cost of an unbiased
-codec of Gaussian values. The chain `dithered+ans` comes near this cost.
+bits, where h is the differential entropy. For any step, this cost exceeds the least cost of an unbiased codec of Gaussian
+values by about a quarter of a bit at most. The chain `dithered+ans` comes near this cost.
 
 Within a block of 512 coordinates the |u| of the coordinates j, 128 + j, 256 + j, 384 + j lie in the four quarters of 0..step /
 2, in random order. Each u is uniform as above, but the four values of u depend on each other. The symbols are sorted by

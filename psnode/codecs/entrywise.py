@@ -2,8 +2,8 @@
 
 Let V be the level at which the probabilities p_i = min(1, |x_i| / V) add up to the budget s. Entry i is sent with probability
 p_i and decodes to x_i / p_i, which is x_i if p_i = 1 and V or -V otherwise. An entry with p_i < 1 costs only an index and a
-sign. E decode = x, and E||decode - x||^2 = sum_i (V - |x_i|) |x_i| over |x_i| < V. A message holds floor(s) or ceil(s) entries.
-If there are at most s non-zero entries, it holds all of them.
+sign. E decode = x, and E||decode - x||^2 = sum_i (V - |x_i|) |x_i| over |x_i| < V. If there are at most s non-zero entries, a
+message holds all of them. Otherwise it holds floor(s) or ceil(s) entries.
 
     float32    V
     section    the indices sent, out of d, as in selection.indices (a section: uint32 length, bytes, zeros to a multiple of 4)

@@ -90,7 +90,7 @@ class Lss(Fitted, Quantiser):
 
     @property
     def traits(self) -> Traits:
-        """`one_scale`, because all tensors of a segment share its clusters, and the number of steps between fits, `refit`."""
+        """The traits of the codec: `one_scale`, because all tensors of a segment share its clusters, and `refit`."""
         return Traits(one_scale=True, refit=self.refit)
 
     def fit(self, x: Floats, rng: RandomSource) -> Lss:

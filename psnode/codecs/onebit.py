@@ -2,8 +2,8 @@
 
 Let P coordinates with sum s be sent as positive, N with sum -t as negative, and let y be the decoded array. For these signs the
 two means s / P and -t / N have the least squared error: ||x - y||^2 = ||x||^2 - s^2 / P - t^2 / N, and sum y = sum x. The sign
-of a zero is drawn at random, and the zero counts in the mean of this sign. The codec is biased, because the expected decoded
-value of a zero is the average of the two means. It is meant for error feedback.
+of a zero is drawn at random, and the zero counts in the mean of this sign. The codec is biased: a value decodes to the mean of
+its sign, and the expected decoded value of a zero is the average of the two means. It is meant for error feedback.
 
     body   float32 mean of the negative coordinates, float32 mean of the others; 0 if there are no such coordinates
            signs: see psnode.codecs.one_bit_base

@@ -8,8 +8,9 @@ sides, and is not sent. Otherwise u_i is the bit that is likelier given the valu
 At a rate of R bits per value the error approaches the rate-distortion function D = 4^-R as N grows; see docs/results.
 
 Encoder and decoder compute the priors in the same integer arithmetic, so that they agree on every machine. Every 2^16
-neighbours share a scale and are treated as Gaussian. The scale that is sent is the one with the least squared error, so that
-||x - decode|| <= ||x||. If the root mean square of the values that share a scale is below 2^-100, they become zeros.
+neighbours share a scale and are treated as Gaussian. Unless values are rotated, the scale that is sent is the one with the
+least squared error, so that ||x - decode|| <= ||x||. If the root mean square of the values that share a scale is below 2^-100,
+they become zeros.
 
 With `prior=empirical` groups of 64 neighbours are first sorted by energy and coded at rates between 0 and 4, if this gains
 enough (polarcodes.energy_groups).

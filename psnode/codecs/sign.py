@@ -4,8 +4,8 @@
 
 The sign of a zero is drawn at random, with probability 1/2 for each sign, so that a zero moves in neither direction on average.
 
-The codec is biased and not a contraction. In feedback loops the codec scaledsign replaces it, which decodes to the multiple of
-the signs with the least error.
+The codec is biased and not a contraction. In feedback loops it is replaced by the codec scaledsign, which decodes to the
+multiple of the signs with the least error.
 
 Source: Bernstein, Wang, Azizzadenesheli, Anandkumar, "signSGD: Compressed Optimisation for Non-Convex Problems", ICML 2018.
 """

@@ -122,8 +122,8 @@ class Accumulated(Source):
         """Restore the target, then raise NonFinitePartError for the first part that is not finite.
 
         When this method is called, parts have been added to the coordinates below `reached`, and `decoded` (flat) has been
-        subtracted from the first coordinates. Both operations are undone. If all parts are finite, a sum of target and part is
-        not. NonFiniteGradientError is then raised, and the target is not restored.
+        subtracted from the first coordinates. Both operations are undone if a part is not finite. If all parts are finite,
+        the target or its sum with a part is not. NonFiniteGradientError is then raised, and the target is not restored.
         """
         from psnode.codecs.kernels.finite import all_finite, raise_nonfinite
 

@@ -1,1 +1,4 @@
-"""Codecs for arrays on a CUDA device. Their kernels are generated from the codecs' formulas (docs/gpu.md)."""
+"""Codecs for arrays on a CUDA device (docs/gpu.md).
+
+Their kernels are generated from formulas, but spectral ATOMO uses those of torch.
+"""

@@ -1,7 +1,7 @@
 """Contractive forms on a device: see psnode.codecs.contractive. Their factor is known only after all values are coded.
 
-Therefore `take` of these encoders makes a second sweep, which writes x - decoded to the error. If x is not finite, it leaves x
-in the error.
+Therefore the method `take` of these encoders writes x - decoded to the error in a second sweep. If x is not finite, the error
+keeps the values of x.
 """
 
 from __future__ import annotations

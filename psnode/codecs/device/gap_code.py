@@ -20,7 +20,7 @@ def written(indices: torch.Tensor, size: int) -> tuple[bytes, torch.Tensor] | No
     """Return the bytes that `psnode.codecs.selection.indices.write` would write.
 
     The first few bytes are on the host, the others (uint8) on the device. `indices`: int32, ascending, below `size`. Return
-    None if the set is empty or has more than one index in eight, because it may then have another code.
+    None if the set is empty, or holds more than one in eight of all indices and may therefore have another code.
     """
     count = indices.numel()
     if not count or DENSE * count > size:

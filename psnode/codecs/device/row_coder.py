@@ -44,7 +44,7 @@ def stream_of(device: torch.device) -> int:
 
 
 class DeviceCoder:
-    """Encoder and decoder of arrays of `size` values on a device, by a program. Calls return before the device has finished.
+    """Encoder and decoder of arrays of `size` values on a device, by a program. Most calls do not wait for the device.
 
     Arrays are flat float32 of length `padded`, a multiple of the unit in which rows are packed. They have zeros after the
     `size` values. `body` (uint8) holds the output of encode: the numbers, then the codes of all units, including the padding of

@@ -6,8 +6,8 @@ psnode.codecs.svd. A stage after svd, as in `svd+qsgd`, codes the factors on the
 every device and host, because they are float32 products and sums, each a separate torch operation. The factors that the device
 computes differ from the host's in their last bits, just as the factors of two machines do.
 
-With `method=deflated`, the device computes the exact spectrum instead, because the deflated method only saves time on a CPU and
-does not reduce the variance.
+With `method=deflated` the device samples terms of the exact spectrum instead, because the deflated method only saves time on a
+CPU and does not reduce the variance.
 
 If the sum of the terms might exceed float32's range (gradients beyond 1e36), the factors are copied to the host as float64, and
 the host's own function scales them down.

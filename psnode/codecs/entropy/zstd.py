@@ -33,7 +33,7 @@ class Zstd(Lossless):
             raise CodecSpecError("the stage zstd needs the package zstandard: pip install zstandard")
 
     def max_nbytes(self, count: int, alphabet: int) -> int:
-        """Return an upper bound of the frame's length, at least ZSTD_compressBound of the number of the symbols' bytes."""
+        """Return an upper bound of the frame's length: at least ZSTD_compressBound(n) for n bytes of symbols."""
         size = count if alphabet <= 256 else 2 * count
         return size + (size >> 8) + max(0, (1 << 17) - size >> 11) + 32
 

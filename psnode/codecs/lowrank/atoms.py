@@ -9,7 +9,8 @@ correlation of the t_i. Two functions choose the p and the joint distribution of
   constant size. With independent draws some messages would be empty, and drawing again in that case would cause a bias.
 
 Probabilities are multiples of 2^-48 and are added as integers. Therefore an atom is taken with exactly the probability that
-divides its coefficient. If the budget is an integer, the number of atoms is exactly the budget.
+divides its coefficient. If the budget is an integer and there are at least as many non-zero atoms, exactly that many atoms are
+taken.
 
 Source: Wang, Sievert, Charles, Liu, Wright, Papailiopoulos, "ATOMO: Communication-efficient Learning via Atomic
 Sparsification", NeurIPS 2018, Theorem 3 and Algorithm 1; Madow, "On the theory of systematic sampling", 1949.

@@ -122,8 +122,8 @@ def draw(key: Words, stream: int, first: int, count: int, out: Masks) -> None:
 def _scale_of(x: Floats, size: float, energy: float, xy: float, yy: float, count: int, rotated: bool) -> np.float32:
     """Return the scale c for which c y is nearest to `x`, where y are the points to which `x` is coded.
 
-    c is never 0, and x - c y must stay finite. For rotated values, c = size ||x||^2 / <x, y> instead. c is smaller if this
-    could give values beyond the largest float32.
+    c is never 0, and is limited so that x - c y stays finite. For rotated values, c is size ||x||^2 / <x, y> instead, or less
+    if this could give values beyond the largest float32.
     """
     if rotated:
         best = size * energy / max(xy, SMALLEST * yy)
@@ -160,7 +160,7 @@ def write_blocks(
     """Code the live superblocks of finite `x`: write `scales`, bits to `raw`, and words. Return the number of words.
 
     `steps_between` is the distance between the channel's points, for each superblock. `sizes` is the root mean square of each
-    piece (the values that share a scale), or 0 for zeros. If the values in `x` have been divided by it and rotated, `energies`
+    piece (the values that share a scale), or 0 for zeros. If the values in `x` have been divided by these and rotated, `energies`
     holds the energy of each piece. Otherwise `energies` is empty. `decoded` is overwritten with the decoded values, unless it
     is empty. `scales`, `raw` and `decoded` must hold zeros. `capped` limits scales to those that fit the channel.
     """

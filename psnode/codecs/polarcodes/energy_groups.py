@@ -45,7 +45,7 @@ Flags = npt.NDArray[np.bool_]
 class EnergyClasses(NamedTuple):
     """The class of every group, and the order of values in every chunk.
 
-    `taps` (bool): True for chunks in the order of taps. `ids` (uint8): the class of every group, with the values in this order.
+    `taps` (bool): True for chunks in the order of taps. `ids` (uint8): the class of every group, formed in the chosen order.
     """
 
     taps: Flags

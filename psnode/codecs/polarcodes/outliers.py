@@ -79,7 +79,7 @@ def write(x: Floats, y: Floats, multiplier: float, body: Bytes) -> int:
 def _affordable(x: Floats, y: Floats, limit: np.float32) -> tuple[np.float32, int]:
     """Return the least error to correct, and the number of errors that exceed it.
 
-    This error is `limit` or, if too many errors exceed `limit`, about the least larger number that few enough exceed.
+    The least error is `limit` if few enough errors exceed `limit`. Otherwise it is raised until few enough errors exceed it.
     """
     most, least = x.size // _SHARE, limit
     while (count := _count(x, y, float(limit))) > most:

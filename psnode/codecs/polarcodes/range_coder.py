@@ -5,7 +5,7 @@ q(|l|) of e = 1, in units of 2^-14, comes from a table. In an interval of range 
 / 2^14) q, and e = 0 takes the rest.
 
 A lane whose range falls below 2^16 takes 16 bits. The reader then takes the next word of the stream. The writer reserves the
-next position in the stream for a word of this lane, which is known only when the lane has reserved two more positions. Both
+next position in the stream for a word of this lane. It knows this word only when the lane has reserved two more positions. Both
 sides therefore use the words in the same order. Before the first bit, every lane takes two words.
 
 Source: Martin, "Range encoding: an algorithm for removing redundancy from a digitised message", 1979.

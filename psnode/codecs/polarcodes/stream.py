@@ -195,7 +195,7 @@ def read(
 ) -> bool:
     """Overwrite `out` (1-D) with the decoded values. Return True if the stream ended correctly.
 
-    `words` must have a length that agrees with `extent`, and `raw` must be longer than its bits.
+    `words` must have a length that agrees with `extent`, and `raw` must be one uint32 longer than its bits.
     """
     live = live_ones(blocks, scales)
     found = extent(blocks, live)

@@ -45,7 +45,7 @@ def _limited(value: np.float32, least: np.float32, most: np.float32) -> np.float
 
 @inlined
 def _cell(value: np.float32) -> np.uint16:
-    """Return the number of the cell that holds `value`, which is in units of cells. No sum of two floats is rounded."""
+    """Return the number of the cell of `value`, which is in units of cells. Floats are not added: sums might be rounded."""
     inside = _limited(value, np.float32(-CELLS // 2), np.float32(CELLS // 2 - 0.5))
     whole = np.int32(inside)
     return np.uint16(whole - np.int32(np.float32(whole) > inside) + np.int32(CELLS // 2))
@@ -107,7 +107,7 @@ def mark(cells: Cells, bits: Masks, shift: int) -> None:
 
 @kernel
 def values_of(symbols: Cells, shift: int, count: int, half: np.float32, out: Floats) -> None:
-    """Write the value (2 (symbol / 2^shift) - (count - 1)) half of each symbol to `out`.
+    """Write (2 (symbol / 2^shift) - (count - 1)) times `half` to `out`, for each symbol.
 
     Values are rounded once and limited to the range of float32. There are `count` different symbols.
     """

@@ -36,7 +36,7 @@ class Generated(FlatCodec):
     def formula(self) -> Formula | None:
         """Return the formula of this codec with its current parameters.
 
-        None means that the codec has hand-written kernels. It must then override the methods that need a formula.
+        None means that the codec has hand-written kernels. The codec must then override the methods that need a formula.
         """
 
     @abstractmethod
@@ -84,10 +84,10 @@ class Generated(FlatCodec):
 class RowCodec(Generated):
     """Base of codecs that consist of two formulas (docs/rows.md). A subclass is a frozen dataclass with an `id` and a `number`.
 
-    The fields of the dataclass are parameters of type int, float or bool, which the formulas may use as Python numbers. The body
-    consists of the parameters (8 bytes each, int64 or float64), the fields, and the packing. If a decoded value would not be a
-    finite float32, it becomes the largest float32. The interpreter reads payloads whose parameters differ from the instance's, so
-    that a peer's payload never causes a compilation.
+    The fields of the dataclass are parameters of type int, float or bool, which the formulas may use as Python numbers. The
+    body consists of the parameters (8 bytes each, int64 or float64), the fields, and the packing. Decoded values are limited to
+    the finite range of float32, and NaN becomes its lower end. The interpreter reads payloads whose parameters
+    differ from the instance's, so that a peer's payload never causes a compilation.
     """
 
     number: ClassVar[int]

@@ -66,7 +66,7 @@ class Formula(Protocol):
 
     @property
     def may_overflow(self) -> bool:
-        """True if values that would decode to infinity are replaced by the largest float32."""
+        """True if decoded values must be limited to the range of float32, because they might leave it."""
 
     def to_fields(self, v: Value) -> Fields:
         """Return the fields to send for a row `v` of float32."""

@@ -75,7 +75,7 @@ class Packed(NamedTuple):
         return tbq.length(readonly(data), size) if self.in_blocks else self.nbytes(size)
 
     def starts(self, data: Bytes, units: int) -> Int32s:
-        """Return the offsets of the first `units` units in `data` and the end of the last one. Units must differ in length."""
+        """Return the offsets of the first `units` units in `data` and the end of the last one. Requires `in_blocks`."""
         if self.form == "fitted":
             lengths = 64 * self.bucket * self.widths[:units].astype(np.uint32)
             return np.concatenate([np.zeros(1, np.uint32), lengths.cumsum(dtype=np.uint32)]).view(np.int32)

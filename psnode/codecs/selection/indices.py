@@ -1,4 +1,4 @@
-"""Code of a set of indices: the shorter of two codes, gaps and an entropy-coded bitmap. A smaller complement is coded instead.
+"""Code of a set of indices, or of its complement if this is smaller: the shorter of gaps and an entropy-coded bitmap.
 
     offset  bytes  field           little-endian
          0      4  m               number of coded indices; at most half of all

@@ -38,10 +38,9 @@ class Search(ABC, Generic[F]):
     def at_least(self, limit: int, most: int, room: int) -> F:
         """Return the coordinates whose magnitudes have bits of at least `limit` >= 1.
 
-        If there are more than `most`, return the largest.
-
-        At most `most` coordinates are returned. Among equal magnitudes, the lowest indices are preferred. `room` is the
-        expected number of coordinates. If there are more, a larger buffer is allocated. Raises NonFiniteGradientError.
+        If there are more than `most`, return the `most` largest. Among equal magnitudes, the lowest indices are preferred.
+        `room` is the expected number of coordinates. If there are more, a larger buffer is allocated. Raises
+        NonFiniteGradientError.
         """
 
     @abstractmethod

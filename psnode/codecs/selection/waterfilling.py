@@ -1,4 +1,4 @@
-"""Entry-wise ATOMO on long vectors: it finds the level V of the optimal probabilities and draws entries, each in O(d) time.
+"""Entry-wise ATOMO on long vectors: the search for the level V of the optimal probabilities and the draw take O(d) time each.
 
 For a budget s the optimal probabilities are p_i = min(1, |x_i| / V). Entries above the level V are certain to be sent. V is the
 L1 norm of the other entries, divided by the budget that the certain entries leave. psnode.codecs.lowrank.atoms computes the

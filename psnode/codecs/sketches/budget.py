@@ -46,9 +46,9 @@ def weighted(counts: Int64s, centres: Float64s, budget: int) -> Int64s:
 
 
 def _rounded(sizes: Float64s, counts: Int64s, budget: int) -> Int64s:
-    """Return `sizes` rounded to integers from 1 to `counts`, with a sum of at most `budget`.
+    """Return `sizes` rounded to integers from 1 to `counts`.
 
-    If there are more clusters than `budget`, every cluster gets one bucket.
+    Their sum is at most `budget`, unless there are more clusters than `budget`. Every cluster then gets one bucket.
     """
     whole = np.clip(np.floor(sizes).astype(np.int64), 1, np.maximum(counts, 1))
     for k in np.argsort(-whole, kind="stable"):  # reduce the largest sizes if raising others to 1 has exceeded the budget

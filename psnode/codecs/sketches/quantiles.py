@@ -14,9 +14,9 @@ def edges_of(x: Floats, bins: int, key: Words, stream: int) -> tuple[Floats, int
     """Return the ascending edges of at most `bins` bins of the flat x, and the number of bins below 0. One edge is 0.
 
     The quantiles are computed from `sample`, and are exact for at most 2^16 values. For more values, the rank of a quantile is
-    off by more than .0076 of their number with a probability below 10^-3 (Dvoretzky, Kiefer, Wolfowitz). Each sign has at least
-    one bin. The numbers of bins of both signs are in proportion to their numbers of values. If 7/16 to 9/16 of the values are
-    negative, the numbers of bins are equal, because labels and cells are packed by powers of two.
+    off by more than .0076 of their number with a probability of about 10^-3 at most (Dvoretzky, Kiefer, Wolfowitz). Each sign
+    has at least one bin. The numbers of bins of both signs are in proportion to their numbers of values. If 7/16 to 9/16 of the
+    values are negative, the numbers of bins are equal, because labels and cells are packed by powers of two.
     """
     ordered = np.sort(sample(x, key, stream))
     negative = int(np.searchsorted(ordered, np.float32(0)))

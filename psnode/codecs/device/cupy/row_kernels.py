@@ -68,7 +68,7 @@ class DeviceIdentity(NamedTuple):
     def file(self, text: str, suffix: str) -> Path:
         """Return the path of the file for `text` in the directory of generated modules.
 
-        Only this user can write to this directory.
+        Only this user and root can write to this directory.
         """
         digest = xxhash.xxh3_128_hexdigest("\0".join((text, *OPTIONS, *self)).encode())
         return directory() / f"psnode_rows_{digest}{suffix}"

@@ -13,7 +13,7 @@ from psnode.codecs.rows.values import Value
 class MinMaxRows(Known):
     """minmax: equal steps from the least to the greatest value.
 
-    They are scaled so that float32 can hold the span and its inverse.
+    Values are first scaled so that float32 can hold their span and its inverse.
     """
 
     def to_fields(self, v: Value) -> Fields:

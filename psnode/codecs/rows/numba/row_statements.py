@@ -161,9 +161,9 @@ class NumbaRows(Statements):
                 self._coordinate(ends, then, "256 + i", _HIGH)
 
     def _short_loop(self, ends: list[Value], then: Then, period: int) -> None:
-        """Append a loop over the coordinates with random bits of their own, if bits are repeated after `period` coordinates.
+        """Append a loop over the first `period` coordinates. The later coordinates repeat the random bits of these.
 
-        Each pass of the loop also contains the statements for the coordinates that share these bits.
+        Each pass of the loop also contains the statements for all coordinates with the same bits.
         """
         self.put(f"for i in range({period}):")
         with self.block():

@@ -1,4 +1,6 @@
-"""Generation of a Python module with two Numba kernels, `encode_sum` and `decode`, from a program.
+"""Generation of a Python module with Numba kernels from a program.
+
+The kernels are `encode_sum`, `decode_to` and, if the program has sums over the whole input, those of `input_sums`.
 
 A row stays in the first-level cache. Some parts of the formula are needed for the whole row: codes to pack, values to sum, and
 random draws that may have to be settled. Each of them is a simple loop over the row. Everything else is computed in the loop
