@@ -2,9 +2,9 @@
 
 Without buckets this is the mean of the cluster. With buckets, every cluster has an array of buckets, and the mean is that of
 one bucket: coordinate i belongs to bucket h(i) of its cluster's array, where the hash function h depends on the key. Clusters
-are intervals of values between edges. An exact search finds the edges with the least squared error. If `rate` is given, it
-finds the least squared error at which the ids have an entropy of at most `rate` bits, which is the rate of a chain `lss+ans`.
-The means are always those of the array being encoded, even if the edges were fitted to another array. Therefore
+are intervals of values between edges. A search on a sample finds edges with nearly the least squared error. If `rate` is given,
+the squared error is nearly the least at which the ids have an entropy of at most `rate` bits, which is the rate of a chain
+`lss+ans`. The means are always those of the array being encoded, even if the edges were fitted to another array. Therefore
 
     ||x - decode||^2 = ||x||^2 - sum of n_b mean_b^2 over all buckets (or clusters) b with n_b members
 
@@ -54,11 +54,11 @@ _NO_KEY = np.zeros(2, np.uint64)
 class Lss(Fitted, Quantiser):
     """lss:bits=2,buckets=0,allocation=optimal,rate=,refit=1,codebook=
 
-    `bits`: the bits of an id, 1..8, for 2^bits clusters. `buckets`: the number of buckets per coordinate, in [0, 1]; if 0, only
-    cluster means are sent. `allocation`: the rule that divides the buckets among the clusters, optimal or weighted. `rate`: the
-    largest entropy of an id in bits; if empty, there is no limit. `refit`: the number of training steps from one fit of a
-    segment's edges to the next, 1..10^6. `codebook`: the edges that `fit` found, in units of the root mean square, as float32
-    in hexadecimal; if empty, edges are determined for each array.
+    `bits`: the bits of an id, 1..8, for at most 2^bits clusters. `buckets`: the number of buckets per coordinate, in [0, 1]; if
+    0, only cluster means are sent. `allocation`: the rule that divides the buckets among the clusters, optimal or weighted.
+    `rate`: the largest entropy of an id in bits; if empty, there is no limit. `refit`: the number of training steps from one
+    fit of a segment's edges to the next, 1..10^6. `codebook`: the edges that `fit` found, in units of the root mean square, as
+    float32 in hexadecimal; if empty, edges are determined for each array.
 
     If an array has only four distinct values, they are the means of four clusters, and decoding is exact:
 

@@ -95,7 +95,7 @@ def _parse_stage(part: str, text: str) -> Stage:
 
 
 def unknown(kind: str, name: str, valid: Collection[str]) -> CodecSpecError:
-    """Return the error for a `name` not in `valid`. Its message lists all valid names and suggests the most similar one."""
+    """Return the error for a `name` not in `valid`. Its message lists all valid names and suggests a similar one, if any."""
     near = get_close_matches(name, valid, n=1)
     hint = f" (did you mean {near[0]}?)" if near else ""
     return CodecSpecError(f"unknown {kind} {name!r}{hint}: valid are {', '.join(sorted(valid)) or 'none'}")

@@ -104,9 +104,9 @@ def load(name: str) -> Any:
 
 
 def add(cls: Any) -> None:
-    """Add a codec class from outside psnode under its `id` and `number`.
+    """Add a codec class from outside psnode under its `id` and `number`. It replaces a class that was added with both.
 
-    Raises ValueError if another codec has either of them.
+    Raises ValueError if a codec with another id has this number, or a codec with another number has this id.
     """
     holder = NAMES.get(cls.number, cls.id)
     if cls.id in _STAGES or holder != cls.id:

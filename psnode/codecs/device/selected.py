@@ -37,8 +37,8 @@ def selector_of(codec: Codec) -> Selector | None:
 class SelectedEncoder:
     """Encoder of a selection, alone or in a chain, for arrays of `shape`: a DeviceEncoder.
 
-    Values are copied to the host as float32, or as 16-bit numbers if the next stage is fp16 or bf16. Any other next stage
-    receives the float32 values and codes them on the host.
+    Values are copied to the host as float32, or as 16-bit numbers if fp16 or bf16 follows as the last stage. All other stages
+    after the selection run on the host and receive the float32 values.
     """
 
     def __init__(self, codec: Codec, kernels: SelectionKernels, shape: Shape, device: torch.device) -> None:

@@ -90,8 +90,8 @@ class Spectrum:
     def terms(self, chosen: npt.ArrayLike) -> tuple[Float64s, Float64s]:
         """Return the factors (left, right) of the k terms with the indices `chosen`: float64, of shapes (k, m) and (k, n).
 
-        The matrix is the sum over all i of left[i] right[i]^T. One of the two factors is a unit vector, and the length of the
-        other is the singular value.
+        The sum over all i of left[i] right[i]^T is the matrix or, if the terms come from a random subspace, an approximation of
+        it. One of the two factors is a unit vector, and the length of the other is the singular value.
         """
         indices = np.asarray(chosen, dtype=np.int64)
         short = self.vectors[indices]

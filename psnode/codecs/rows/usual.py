@@ -1,4 +1,4 @@
-"""Programs without the branches that a row of N(0,1) values never takes, so that a kernel executes all of its text.
+"""Programs without the branches that a row of N(0,1) values rarely takes, so that a kernel executes all of its text.
 
 Every condition on a number of the row or the array is evaluated on one such row, and only the branch taken is kept. Two
 branches are removed from the CUDA header: the branch for norms far from 1, and the branch for coordinates that 16 random bits

@@ -16,8 +16,8 @@ _HALVINGS = 24
 def edges_of(x: Floats, clusters: int, rate: float | None, key: Words, stream: int) -> Floats:
     """Return the ascending edges of at most `clusters` clusters of the flat, finite x. There is at least one edge.
 
-    The edges have the least squared error or, if `rate` is given, the least squared error at which the ids have an entropy of at
-    most `rate` bits.
+    On a sample of x, the edges have nearly the least squared error or, if `rate` is given, nearly the least squared error at
+    which the ids have an entropy of at most `rate` bits.
     """
     ordered = np.sort(sample(x, key, stream))
     values = ordered.astype(np.float64)

@@ -75,7 +75,7 @@ class DeviceIdentity(NamedTuple):
 
 
 class Loaded:
-    """The kernels of a text on CUDA device number `device`. They are compiled unless the file with the compiled kernels exists.
+    """The kernels of a text on CUDA device number `device`. They are compiled unless a compiled file can be loaded.
 
     Each method launches kernels on `stream`, the address of a CUDA stream, and returns immediately. All other addresses are
     addresses of device memory.
@@ -151,8 +151,9 @@ class Kernels(Loaded):
     def sum_up(self, stream: int, arrays: SumArrays, size: int, sums: int) -> None:
         """Write `sums` sums over all of `size` coordinates to `tops`, as Functions.sum_up does, and lower `done`.
 
-        First every row's part of each sum is computed. Then the parts are added 512 at a time until one number is left. If a
-        row is not finite, `done` becomes the number of the first such row.
+        First every row's part of each sum is computed. Then the parts are added 512 at a time until one number is left, except
+        the parts of an L2 norm, which are added one after another. If a row is not finite, `done` becomes the number of the
+        first such row.
         """
         count, source, target = rows_of(size), arrays.room, arrays.room + 8 * sums * rows_of(size)
         addresses = [np.uint64(address) for address in arrays]

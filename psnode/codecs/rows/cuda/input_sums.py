@@ -1,6 +1,7 @@
-"""The CUDA kernel that computes each row's part of a program's sums over the whole input.
+"""The CUDA kernels for a program's sums over the whole input.
 
-The kernel `fold_sums` (rows.h) adds the parts.
+The kernel `sum_rows` computes each row's part of each sum. The kernel `norms` replaces the parts of an L2 norm by others whose
+sum is the norm. The kernel `fold_sums` (rows.h) adds the parts.
 """
 
 from __future__ import annotations
