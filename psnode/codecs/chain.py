@@ -183,7 +183,7 @@ class Chain(Codec):
         return self.joined(used, values, key, body)
 
     def joined(self, used: int, values: Floats, key: Words, body: Bytes) -> int:
-        """Complete a body of which body[4:] holds the reducer's side information, `used` bytes. Return the body's length."""
+        """Complete a body whose side information, `used` bytes of the reducer, is already in body[4:]. Return its length."""
         start = write_section(body, used)
         return start + self._encode_values(readonly(np.ascontiguousarray(values)), key, body[start:])
 

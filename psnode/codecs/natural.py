@@ -1,8 +1,8 @@
 """Natural compression: every magnitude is rounded at random, without bias, to one of the two nearest powers of two.
 
 A magnitude 2^e (1 + f) is rounded to 2^(e+1) with probability f, otherwise to 2^e. E decode = v, and E||decode - v||^2 <=
-||v||^2 / 8. No norm is needed. The range of the exponents determines the number of bits of a code. It is 6 for a million
-Gaussian values, and at most 9.
+||v||^2 / 8. No norm is needed. A code has as many bits as the range of the exponents requires: 6 for a million Gaussian values,
+and at most 9.
 
     body   int16 t, the largest exponent; uint16 L, the number of exponents from t down (0..255)
            codes of bit_length(2 L) bits, see kernels.planes: 0 for 0, 1 + 2 j + (1 if negative) for +-2^(t - j)

@@ -113,7 +113,7 @@ class Qsgd(Quantiser):
         return used
 
     def _lost(self, error: Floats, sink: Sink, size: int) -> Lost:
-        """Return the kernel's outputs other than the payload. With `factors` their inner products serve as workspace."""
+        """Return the kernel's outputs other than the payload. With `factors` the array for inner products is workspace."""
         return Lost(error, np.zeros(2) if self.factors else sink.dots(size))
 
     def _quantise(self, x: Floats, parts: PartTable, key: Words, out: Body, lost: Lost) -> int:

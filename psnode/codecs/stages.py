@@ -98,7 +98,7 @@ class Reducer(Codec):
         return self.joined(used, values, key, body)
 
     def joined(self, used: int, values: Floats, key: Words, body: Bytes) -> int:
-        """Complete a body of which body[4:] holds the side information, `used` bytes. Return the body's length."""
+        """Complete a body whose side information, `used` bytes, is already in body[4:]. Return the body's length."""
         start = write_section(body, used)
         end = start + 4 * values.size
         body[start:end].view(np.float32)[:] = values

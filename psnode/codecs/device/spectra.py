@@ -2,7 +2,7 @@
 
 The whole spectrum is computed from the float64 Gram matrix of the matrix's short side. A few of the largest terms are computed
 from a random subspace. psnode.codecs.lowrank.spectrum and .randomised explain why this is accurate enough. Only the singular
-values, 8 bytes for each row of the short side, and with `cover` the energy of the matrix are copied to the host. The random
+values (8 bytes for each row of the short side) and, with `cover`, the energy of the matrix are copied to the host. The random
 numbers are drawn on the host and copied to the device.
 
 The values are not scaled first, because the cube of a float32 is within the range of float64. The matrix is converted to

@@ -87,9 +87,10 @@ def _prefers_taps(chunk: Floats, floor: float, scratch: Float64s) -> bool:
 
 @kernel
 def _arrange(x: Floats, floor: float, taps: Flags, y: Floats, energies: Float64s, scratch: Float64s) -> None:
-    """Overwrite `taps`, `y` with the values of x in the chosen order, then zeros, and `energies` with the energies of the groups.
+    """Choose the order of every chunk, and write it to `taps`.
 
-    `scratch`: 64 float64.
+    Overwrite `y` with the values of x in this order, then zeros, and `energies` with the energies of the groups. `scratch`: 64
+    float64.
     """
     for number in range(taps.size):
         start, stop = number * CHUNK, min((number + 1) * CHUNK, x.size)

@@ -189,7 +189,7 @@ class Program:
     def constants(self) -> Iterator[tuple[str, int, int]]:
         """Yield the name, index and bits of each number of the array that is a constant or a parameter.
 
-        Decoding needs these numbers.
+        A body is decoded only if it holds these bits.
         """
         for at, (name, value) in enumerate(self.of_array):
             if value.op in ("constant", "parameter"):

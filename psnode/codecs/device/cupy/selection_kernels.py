@@ -30,7 +30,7 @@ class SelectionKernels(Loaded):
     names = ("mark", "collect", "square_rows", "norm_of_rows")
 
     def mark(self, stream: int, x: int, limit: int, rows: int, lists: Lists) -> None:
-        """Make a list of the coordinates of each block whose rank is at least `limit` >= 1, and count them."""
+        """List, for each block, its coordinates whose rank is at least `limit` >= 1, and count them."""
         numbers = map(np.uint32, (limit, rows, lists.blocks))
         self._launch("mark", stream, lists.blocks, np.uint64(x), np.uint64(lists.counts), np.uint64(lists.rooms), *numbers)
 

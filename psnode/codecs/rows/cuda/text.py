@@ -1,4 +1,4 @@
-"""Generation of CUDA kernels from a program: `encode`, `decode`, and `sum_rows` if the program has sums over the whole input.
+"""Generation of CUDA kernels from a program: `encode`, `decode` and, where needed, `measure`, `sum_rows` and `norms`.
 
 The kernels `survey` and `fold_sums` are in psnode/codecs/rows/cuda/rows.h. A warp processes one row at a time and exchanges
 nothing with other warps. The same text is also valid C++ for a CPU, on which a warp is a vector of 32 lanes. It is compiled by
