@@ -191,7 +191,7 @@ class Codec(Defaults, ABC):
     def contractive(self) -> Codec:
         """Return the codec's form for feedback loops.
 
-        It satisfies E||x - decode|| <= ||x||, however large this codec's variance is.
+        For psnode's codecs it satisfies E||x - decode|| <= ||x||, however large this codec's variance is.
         """
         if self.lossless or not self.unbiased:
             return self

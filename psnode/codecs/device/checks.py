@@ -91,7 +91,7 @@ def check_entries(codec: Codec, device: torch.device) -> Verdict:
 
 
 def summary() -> dict[str, list[str]]:
-    """Check all of psnode's codecs on every CUDA device.
+    """Check all available codecs and their contractive forms on every CUDA device.
 
     Return the specs of the codecs that passed as `good`, and one line for each failure as `problems`.
     """

@@ -46,7 +46,8 @@ def from_bits(x: Value) -> Value:
 def where(condition: Value, yes: Value | Number, no: Value | Number) -> Value:
     """Return `yes` where the condition is true, else `no`.
 
-    If the condition is a number of a row or of the array, only the chosen side is computed.
+    If the condition is a number of a row or of the array, and the sides are values of coordinates, kernels compute only the
+    chosen side.
     """
     yes, no = pair(yes, no)
     return Value("where", yes.kind, (_of(condition, Dtype.BOOL, "where"), yes, no))
