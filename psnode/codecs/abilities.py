@@ -44,7 +44,7 @@ class Defaults(ABC):
         return self
 
     def merge(self, payloads: Sequence[Payload]) -> Payload:
-        """Return the payload of the sum of the arrays that `payloads` encode, all under one key.
+        """Return the payload of the sum of the arrays that `payloads` encode. All must be encoded under one key.
 
         Raises CodecError if not linear.
         """

@@ -24,9 +24,9 @@ class ChangeOfRows:
     """Addition of payloads of `codec`, which codes rows, to `weights`, a flat float32 tensor on a device.
 
     The result has the same bits as the result of `codec.decode_add`. Only the bytes of a payload, and padding of the last rows,
-    are copied to the device. Two rare kinds of payloads are decoded on the host instead. In the first kind the factor of a
-    contractive form exceeds 1; the host checks that the values stay within float32's range. In the second kind the length of
-    the body is not the one for which the kernels are set up.
+    are copied to the device. In two rare cases the host decodes the payload instead: if the factor of a contractive
+    form exceeds 1, because the host checks that the values stay within float32's range, and if the length of the body is not
+    the one for which the kernels are set up.
     """
 
     def __init__(self, codec: Codec, kernels: CodecKernels, weights: torch.Tensor) -> None:

@@ -43,7 +43,7 @@ def written(indices: torch.Tensor, size: int) -> tuple[bytes, torch.Tensor] | No
 
 
 def _choice(skipped: torch.Tensor, spans: torch.Tensor, members: torch.Tensor, size: int) -> tuple[int | None, torch.Tensor]:
-    """Return the b of the shortest code with one common b, and the b of every group.
+    """Return the number b of low bits in the shortest code with one common b, and the b of every group.
 
     The first result is None if the code with one b per group is shorter.
     """
@@ -66,7 +66,7 @@ def _choice(skipped: torch.Tensor, spans: torch.Tensor, members: torch.Tensor, s
 
 
 def _fitted(spans: torch.Tensor, members: torch.Tensor) -> torch.Tensor:
-    """Return the b of every group, given the sums `spans` and the numbers `members` of the groups' gaps."""
+    """Return the b of every group, given the sum (`spans`) and the number (`members`) of the gaps in each group."""
     edges = TURN * members.double()
     powers = (1 << torch.arange(gaps.MAX_LOW_BITS + 1, device=spans.device)).double()  # exact, while CUDA's pow may not be
     return (spans.double()[:, None] > edges[:, None] * powers).sum(1)

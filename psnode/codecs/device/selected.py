@@ -109,7 +109,7 @@ class SelectedEncoder:
         return values.clamp(-largest, largest).to(dtype)
 
     def _lose(self, decoded: torch.Tensor) -> None:
-        """Subtract the decoded values of the entries sent from the error."""
+        """Subtract the decoded values of the selected entries from the error."""
         if self._error is not None:
             there = self._found.indices.long()
             self._error[there] = self._error[there] - decoded

@@ -41,7 +41,7 @@ class Generated(FlatCodec):
 
     @abstractmethod
     def _read(self, body: Bytes, size: int) -> tuple[Decoder, Bytes]:
-        """Return the decoder for the parameters in `body`, and the program's output in `body`, checked. Raise PayloadError."""
+        """Check `body`. Return the decoder for its parameters, and the program's output in it. Raise PayloadError."""
 
     def check_fields(self, body: Bytes) -> None:
         """Raise PayloadError if `body` begins with numbers that encode never writes.

@@ -56,7 +56,7 @@ class Functions(Protocol):
 
 
 class SumFunctions(Functions, Protocol):
-    """Kernels that also do the work that `Sums` describes in their sweep. With parts or dots, the units must start at row 0."""
+    """Kernels whose sweep also does the work that `Sums` describes. With parts or dots, the units must start at row 0."""
 
     def survey_sum(self, x: Floats, tops: Int32s, parts: PartTable) -> bool:
         """Add the parts to `x`, then do the work of `survey`. Return False if a value or a part is not finite."""

@@ -103,7 +103,7 @@ def largest(x: Value) -> Value:
 
 
 def given() -> Value:
-    """Return a float32 per row that is sent. The caller has written it to the body before encoding.
+    """Return a float32 per row that is sent but not computed: the caller writes it to the body before encoding.
 
     A formula that calls this function runs on CPUs only.
     """

@@ -67,7 +67,10 @@ class Packed(NamedTuple):
         return self.form in ("sparse", "fitted")
 
     def length(self, data: Bytes, size: int) -> int:
-        """Return the number of bytes of the `size` codes at the start of `data`. Program.packing must have replaced a `width`."""
+        """Return the number of bytes of the `size` codes at the start of `data`.
+
+        If there is a `width`, call Program.packing first.
+        """
         if self.form == "fitted":
             full, rest = divmod(size, 512 * self.bucket)
             last = packed_nbytes(rest, int(self.widths[full])) if rest else 0

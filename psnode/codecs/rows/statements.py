@@ -92,7 +92,7 @@ class Statements(ABC):
 
     @contextmanager
     def block(self) -> Iterator[None]:
-        """Indent the statements of a `with` block. Values computed in the block count as not computed after it."""
+        """Indent the statements of a `with` block. Values computed in the block are computed again if needed after it."""
         kept = dict(self._names), self._filled, self._tossed
         self.indent += 1
         yield

@@ -40,7 +40,10 @@ class Code(NamedTuple):
 
 
 def widest(count: int, size: int) -> int:
-    """Return the largest b with 2^b <= mean gap, or 0, for `count` >= 1 of `size` indices. It serves the bound of max_nbytes."""
+    """Return the largest b with 2^b <= the mean gap between `count` >= 1 of `size` indices, or 0.
+
+    The bound of max_nbytes is computed with this b.
+    """
     return max(0, ((size - count) // count).bit_length() - 1)
 
 

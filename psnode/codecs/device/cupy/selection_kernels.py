@@ -13,7 +13,7 @@ ROOM = 2 * 512 * BLOCK_ROWS  # bytes for the list of a block's coordinates
 
 
 class Lists(NamedTuple):
-    """Addresses of the lists of `blocks` blocks of coordinates, one list per block.
+    """Addresses of lists of coordinates, one list for each of `blocks` blocks.
 
     `counts`: uint32 lengths of the lists. `ends`: uint32 cumulative lengths. `rooms`: ROOM bytes per block.
     """

@@ -25,7 +25,7 @@ class StepKernels(Loaded):
     ) -> None:
         """Launch the kernel `name` on `vectors` of `size` float32, with the parameters `numbers`.
 
-        If `once`, a product and the sum to which it is added are rounded together.
+        If `once` is True, a multiplication followed by an addition is rounded only once.
         """
         addresses = [np.uint64(vector) for vector in vectors]
         self._launch(name, stream, -(-size // _LANES), *addresses, *numbers, np.int32(once), np.uint64(size))
