@@ -1,7 +1,7 @@
 """Threshold quantisation: every coordinate decodes to -tau, 0 or tau, depending on the thresholds -tau and tau.
 
 A value of tau or more decodes to tau, a value of -tau or less to -tau, and any other value to 0. The codec is meant for error
-feedback, which keeps x - decode. A residual grows if |gradient| > tau in every step.
+feedback, which keeps x - decode. A residual grows without limit if the gradient always stays above tau, or always below -tau.
 
     body   float32 tau, positive; 0 if all coordinates are 0
            blocks: see psnode.codecs.kernels.tbq. At most 1.6 bits per coordinate or 16 bits per value sent

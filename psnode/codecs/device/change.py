@@ -1,4 +1,4 @@
-"""Changes of weights on a device. The device decodes the payloads and adds them to the weights."""
+"""Changes of weights on a device. The device adds the payloads to the weights, and decodes dense payloads."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Ans(Lossless):
     def max_nbytes(self, count: int, alphabet: int) -> int:
         """Return the largest length in bytes: that of a length field and packed codes.
 
-        They are sent if `ans` would take more bytes.
+        Packed codes are sent if the tables and words of ans would take more bytes.
         """
         return 4 + packed_nbytes(count, bits_for(alphabet))
 

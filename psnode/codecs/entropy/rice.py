@@ -40,7 +40,7 @@ class Rice(Lossless):
     def max_nbytes(self, count: int, alphabet: int) -> int:
         """Return the largest length in bytes: that of a length field and packed codes.
 
-        They are sent if `rice` would take more bytes.
+        Packed codes are sent if the codewords and their table would take more bytes.
         """
         return 4 + packed_nbytes(count, bits_for(alphabet))
 

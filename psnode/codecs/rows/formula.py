@@ -316,7 +316,7 @@ def _width(formula: Formula, fields: Fields, symbols: dict[str, Value]) -> Value
 def _check_buckets(program: Program) -> None:
     """Raise CodecSpecError unless kernels can compute the numbers of buckets.
 
-    They require codes that are fitted to buckets of the same number of rows.
+    Numbers of buckets require codes that are fitted to buckets of the same number of rows.
     """
     found = [value for value in below(program.ends) if value.op in OF_BUCKET]
     if any(program.packed.form != "fitted" or value.detail != program.packed.bucket for value in found):

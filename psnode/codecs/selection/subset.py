@@ -2,7 +2,8 @@
 
 Random words are mapped to 0..d-1 without bias: by a multiplication, in which the few products that would favour an index are
 rejected. Each index marks a bit, until k bits are marked. All sequences of k distinct indices are equally likely, and therefore
-all sets are. If k > d / 2, the complement is drawn instead. A draw takes fewer than 1.4 words per index, and d bits of memory.
+all sets are. If k > d / 2, the complement is drawn instead. A draw takes fewer than 1.4 words per index on average, and d bits
+of memory.
 
 Source of the mapping: Lemire, "Fast random integer generation in an interval", ACM TOMACS 29(1), 2019.
 """

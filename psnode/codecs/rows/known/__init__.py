@@ -1,4 +1,4 @@
-"""Formulas of psnode's own codecs, from which kernels for any processor can be generated.
+"""Formulas of psnode's own codecs, from which kernels for CPUs and GPUs are generated.
 
 A formula belongs to a codec with certain parameters. A codec has no formula if rows cannot express its parameters.
 """
