@@ -56,7 +56,10 @@ class Reducer(Codec):
 
     @abstractmethod
     def _max_parts(self, shape: Shape) -> tuple[int, int]:
-        """Return the largest numbers of bytes of side information and of values for a non-empty array of `shape`."""
+        """Return the largest length in bytes of side information, and the largest number of values.
+
+        They are those of a non-empty array of `shape`.
+        """
 
     @abstractmethod
     def _reduce(self, x: Floats, key: Words, side: Bytes) -> tuple[int, Floats]:

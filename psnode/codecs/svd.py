@@ -62,9 +62,9 @@ SIDE = 4
 class Svd(Reducer):
     """svd:rank=3,method=exact,sample=true,cover=false.
 
-    `rank`: the expected number of terms, a real number of at least 1. With less, some messages would be empty, and the
-    contractive form would send nothing. `sample=false` sends the floor(rank) largest terms unscaled instead. The codec is then
-    biased and meant for feedback loops. Its error is at most (1 - floor(rank) / min(m, n)) ||x||^2. The time for the exact
+    `rank`: the expected number of terms, a real number of at least 1. With a rank below 1, some messages would be empty, and
+    the contractive form would send nothing. `sample=false` sends the floor(rank) largest terms unscaled instead. The codec is
+    then biased and meant for feedback loops. Its error is at most (1 - floor(rank) / min(m, n)) ||x||^2. The time for the exact
     spectrum grows with the cube of the matrix's shorter side: 2 s at 2048, 20 s at 4096.
 
     `method=deflated` samples terms of a basis close to that of the singular vectors. It is unbiased like `method=exact`, takes

@@ -84,7 +84,7 @@ def tree_sum(x: Value) -> Value:
     """Return the sum of a row of float32, which is added in a fixed order.
 
     Lane l (0 to 63) adds the eight coordinates l, l + 64, ... in pairs, then pairs of pairs. The 64 lanes are then reduced to
-    16, and these to one, in the same way.
+    16 in the same way (l, l + 16, ...), and these to one by adding neighbours in pairs.
     """
     return Value("tree_sum", Dtype.F32, (_of(x, Dtype.F32, "tree_sum"),), Span.ROW)
 
@@ -214,7 +214,7 @@ def place_in_row() -> Value:
 
 
 def random16(period: int = ROW) -> Value:
-    """Return 16 random bits for each coordinate, as a uint32. All calls of random16 in a formula return the same bits.
+    """Return 16 random bits for each coordinate, as a uint32. All calls with the same `period` return the same bits.
 
     With a `period` of 32, 64, 128 or 256, coordinate i of a row has the bits of coordinate i mod `period`.
     """

@@ -55,7 +55,7 @@ class Statements(ABC):
     def reduced(self, value: Value) -> str:
         """Return the expression of a number that is not computed from other numbers.
 
-        Such a number is a reduction over a row, a bucket or the whole input, a size, or a word of the key.
+        Such a number is a reduction over a row, a bucket or the whole input, a size, a parameter, or a word of the key.
         """
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Statements over a row in Python for Numba. They are loops whose operations are calls of functions of instructions."""
+"""Statements over a row in Python for Numba. Loops over the row call functions of instructions, which compute the values."""
 
 from __future__ import annotations
 
