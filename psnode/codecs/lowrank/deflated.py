@@ -52,7 +52,7 @@ class Deflated:
     reflector: Float64s
     """(short side, k): F."""
     order: Int64s
-    """Places of the terms, descending by value: the head's come first, then the rest's."""
+    """Indices of the terms in falling order of their values, in the list of the head's terms followed by the rest's."""
     values: Float64s
     """(r,), float64, positive, descending: the lengths of the terms as far as they are known."""
     excess: float = 0.0
