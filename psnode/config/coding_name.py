@@ -12,10 +12,11 @@ from psnode.errors import PsnodeError
 def coding_name(scheme: str, codec: str | None, *, replaced: bool) -> str:
     """Return the name of a run's coding, for lines and tables.
 
-    `scheme`: the scheme's name in the run's record. `codec`: the full spec of the run's codec. The name is the scheme's name
-    if `codec` is the scheme's own codec; settings that differ are added, as in dgc:ratio=0.01. If the codec has other
-    stages, or if --codec was given (`replaced`), the name is a short spec of the codec. If `codec` is None, or if this
-    version does not know the scheme, the name is the scheme's name. This function imports no file and no package.
+    `scheme`: the scheme's name in the run's record. `codec`: the full spec of the run's codec. The name is the scheme's name if
+    `codec` is the scheme's own codec. If only settings of its first stage differ, they are added, as in dgc:ratio=0.01. If more
+    differs, or if --codec was given (`replaced`), the name is a short spec of the codec; it is `codec` itself if this version
+    does not know the codec. If `codec` is None, or if this version does not know the scheme, the name is the scheme's name.
+    This function imports no file and no package.
     """
     own = SCHEMES.get(scheme)
     if own is None or not codec:

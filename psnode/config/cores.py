@@ -32,7 +32,8 @@ def pool(root: Path = Path("/")) -> str:
     """Return a name for the cores that this process may use.
 
     As far as the system tells, processes with equal names share their cores. Emulated hosts share the cores of their machine.
-    Containers share cores unless each has a quota. Processes bound to different cores do not share them.
+    Containers share cores unless one of them has a quota that is smaller than their number of cores. Processes bound to
+    different cores do not share them.
     """
     parts = [_line(root / _BOOT) or socket.gethostname(), *map(str, _scheduled())]
     granted = quota(root)
@@ -61,7 +62,7 @@ def asked_threads(environ: Mapping[str, str] = os.environ) -> int | None:
 
 
 def stand_back() -> None:
-    """Lower the priority of this thread as far as the system allows, so that it mostly runs on cores that other threads leave
+    """Lower the priority of this thread if the system allows it, so that it mostly runs on cores that other threads leave
     idle."""
     with suppress(OSError, AttributeError):
         level = os.getpriority(os.PRIO_PROCESS, os.getpid()) + _BACK

@@ -1,8 +1,8 @@
 """Declarations of the fields of a configuration: type, bounds, spelling, help.
 
-A field is declared once, with `option(...)`. The command line's flag, the environment variable, the key in a TOML file, the check
-of the value and the messages about bad values all follow from the declaration. Two programs use this module: `psnode train`, and
-the cluster tool psnode-ec2, which imports nothing else of psnode (docs/decisions/settings.md).
+A field is declared once, with `option(...)`. The command line's flag, the environment variable, the key in a TOML file, the
+check of the value and the messages about bad values all follow from the declaration. Two programs use this module: `psnode`,
+and the cluster tool psnode-ec2, which imports nothing of psnode outside psnode.config (docs/decisions/settings.md).
 """
 
 from __future__ import annotations

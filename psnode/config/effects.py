@@ -1,8 +1,8 @@
 """Rules for momentum, weight decay and learning rates, and the refusal of settings without effect.
 
 Gradients enter a momentum only once. If the feedback rule has a momentum, only that momentum applies, and the master gathers
-weight decay separately by the same recursion (MomentumRule). Under a majority vote there is no momentum, because a vote moves a
-weight only by its sign. Otherwise the master's optimizer has the momentum.
+weight decay separately by the same recursion (MomentumRule). Under a majority vote the master has no momentum, because a vote
+moves a weight only by its sign. Otherwise the master's optimizer has the momentum.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def ladder_to(ratio: float | None, ladder: Sequence[float]) -> tuple[float, ...]
 
 
 def moves_by_rate(rule: Feedback, codec: Codec, aggregator: str) -> bool:
-    """Return True if an update moves every coordinate by a fixed amount.
+    """Return True if an update moves a coordinate by an amount that does not depend on the size of gradients.
 
     The amount is the learning rate, or the learning rate times the mean of several signs.
     """

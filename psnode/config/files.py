@@ -1,4 +1,4 @@
-"""Files from untrusted sources: they are read up to a limit of size, and deleted without leaving their directory."""
+"""Files from untrusted sources: functions that read only regular files up to a size limit, and delete without following links."""
 
 from __future__ import annotations
 

@@ -83,8 +83,8 @@ def _earlier_directory(values: Mapping[str, Any]) -> dict[str, Path]:
     """Return the default directory of this run under an earlier default scheme, as the setting `train_dir`.
 
     The default directory's name contains the scheme, so a run that began under another default scheme has another directory.
-    The result is empty if `train_dir` is given, if the present default directory holds a run, or if not exactly one earlier
-    one does.
+    The result is empty if `train_dir` is given or if the present default directory holds a run. It is also empty if no earlier
+    default directory holds a run, or if several do.
     """
     now = Config(**values).directory
     if values.get("train_dir") is not None or (now / RECORD).exists():
@@ -136,7 +136,8 @@ def to_toml(config: Config) -> str:
 def from_file(path: Path) -> dict[str, Any]:
     """Return the settings in a TOML file or in a run's config.json.
 
-    For a config.json these are the settings with which the run began, except its directory and settings of a single start.
+    For a config.json these are the settings with which the run began, except its directory, --local, and settings of a single
+    start.
     """
     if path.suffix != ".json":
         return read_toml(path, settings())

@@ -1,4 +1,4 @@
-"""The only writer of JSON in psnode. NaN and infinity, which JSON lacks and most readers refuse, are written as null."""
+"""The writer of psnode's JSON records. NaN and infinity, which JSON lacks and most readers refuse, are written as null."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of schemes: combinations of methods from papers, one per row. No other module lists them.
+"""The table of schemes: combinations of methods from papers, one per row.
 
 The default scheme is named by psnode.config.train_settings.DEFAULT_SCHEME.
 """

@@ -39,7 +39,8 @@ class BucketReduction:
     def reduce(self, job: Job, step: int, exchange: Collectives) -> bool:
         """Overwrite the job's buffer with the mean over all ranks, and return True if the mean is finite.
 
-        The result is the same on all ranks. Raises PsnodeError if a rank could not code its gradients.
+        The result is the same on all ranks. If this rank could not code its gradients, raises the error of its codec. If
+        another rank could not, raises PsnodeError.
         """
         bucket = self._memories.bucket(job)
         flat = job.buffer.detach().to("cpu", torch.float32).numpy()

@@ -20,8 +20,8 @@ class AllRanks:
 
     This class is for libraries in which rank 0 saves objects that have these two methods, such as Accelerate with
     `Accelerator.register_for_checkpointing`. The residual of one rank is as large as the coded gradients in float32. Saving
-    sends the states of all ranks to rank 0, tensor by tensor. So rank 0 needs memory for all states, and the other ranks
-    need no memory. During loading every rank needs memory for all states.
+    sends the states of all ranks to rank 0, tensor by tensor. So rank 0 needs memory for all states, and the other ranks need
+    no further memory. During loading every rank needs memory for all states.
     """
 
     def __init__(self, state: HookState) -> None:

@@ -79,8 +79,8 @@ def lead(
 ) -> int:
     """Run a whole job as its master and return the exit code.
 
-    `predict`: predicts the duration of a step under each possible topology; --topology auto chooses by these predictions.
-    Raises PsnodeError if the job cannot start or continue, after the workers have been informed.
+    `predict`: predicts the duration of a step under each possible topology; --topology auto chooses by these predictions. If
+    the job cannot start or continue, informs the workers and raises the error (see `_explained`).
     """
     link = FrameChannel(transport)
     ranks = Layout.of(transport.size, 0).others
@@ -331,7 +331,7 @@ def _start(
 
 
 def _serve(master: Master, waits: str) -> None:
-    """Run all rounds. If an error ends the job, write its summary and raise the error again.
+    """Run all rounds. If an error ends the job, write the summary of the run and raise the error again.
 
     `waits`: the reason why forward passes wait for all weights; empty if they do not wait.
     """

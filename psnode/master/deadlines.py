@@ -21,9 +21,9 @@ class AdaptiveTimeout:
     The deadline is median + max(5 s, 6 MAD) of the recent rounds, or `fixed` seconds if `fixed` is above 0. It is never
     below `least` seconds. MAD is the median absolute deviation; 6 MAD are four standard deviations of a normal distribution.
 
-    Declared pauses are rounds that are known to take longer: the first rounds, the rounds after a checkpoint, after a
-    comparison of weights or after the end of an epoch, and rounds in which a worker joins. The deadline of a pause is at
-    least `pause` seconds, and at least twice the longest recent pause.
+    Declared pauses are rounds that are known to take longer: the first rounds, rounds during which a checkpoint is made, rounds
+    after a comparison of weights or after the end of an epoch, rounds in which a worker joins, and all rounds of workers in one
+    process. The deadline of a pause is at least `pause` seconds, and at least twice the longest recent pause.
     """
 
     def __init__(self, fixed: float, pause: float, least: float = 0.0) -> None:

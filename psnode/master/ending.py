@@ -113,7 +113,7 @@ def _summarise(master: Master, run: RunDirectory, reason: str, code: int, *, has
 
 
 def _prediction(run: RunDirectory, steps: int, workers: int) -> dict[str, Any] | None:
-    """Return the predicted duration of a step beside the measured median of this start of the run.
+    """Return the predicted duration of a step, and the median duration measured since this start of the run.
 
     Return None if there is no prediction for this number of workers, or if too few steps have been measured.
     """

@@ -94,7 +94,8 @@ class ExampleDealing:
     then measured in gradients, and `epoch_offset` is the number of gradients minus the number of finished steps.
 
     Examples are resharded only at the end of an epoch. If a worker leaves within an epoch, the rest of its share is skipped,
-    unless the worker returns or a spare takes over the share. A worker that joins has no share before the next epoch.
+    unless the worker returns or a spare takes over the share. If a spare has taken over the share of a worker that returns, the
+    worker has no share before the next epoch.
     """
 
     def __init__(

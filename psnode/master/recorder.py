@@ -39,7 +39,7 @@ class StepRecorder:
     returns the bytes of all control messages so far. `links`: the account of bytes by rank.
 
     The next record includes the bytes of group frames that belong to no pending step, and the control messages since the
-    previous record. Together the records contain every byte.
+    previous record. So each byte counted before the last record is in one of the records.
     """
 
     def __init__(

@@ -28,9 +28,9 @@ from psnode.records.history import AddedGradient
 class RoundBoundary:
     """Decides, between two rounds, which messages each worker gets with a version.
 
-    Methods are called only while no group is being sent. A worker is told which groups of its last gradient will never be
-    used. Its last gradient is that of the last round (see `left_out`), or an earlier one if the worker comes back with this
-    version.
+    Methods other than `clip` are called only while no group is being sent. A worker is told which groups of its last gradient
+    will never be used. Its last gradient is that of the last round (see `left_out`), or an earlier one if the worker comes back
+    with this version.
     """
 
     link: FrameChannel

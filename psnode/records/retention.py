@@ -1,8 +1,9 @@
 """Retention of checkpoints: an unsound checkpoint never displaces a sound one.
 
 A manifest records the soundness of its checkpoint in the entry `sound`: true; or false, with the reason in `unsound`; or null
-until the losses computed on its weights have arrived. A manifest of an earlier version of psnode lacks this entry; its checkpoint
-counts as sound. `latest`, which --resume follows, names the newest checkpoint that is not known to be unsound, if any.
+until the losses computed on its weights have arrived. A manifest of an earlier version of psnode lacks this entry; its
+checkpoint counts as sound. `latest`, which --resume follows, names the newest checkpoint that is not known to be unsound, if
+any. A checkpoint that was made only because a worker of a session had evaluated its version is named only if there is no other.
 """
 
 from __future__ import annotations

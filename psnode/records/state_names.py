@@ -1,4 +1,4 @@
-"""Names of the state in a checkpoint. State is named by tensor, so that groups and segments may differ in writer and reader.
+"""Names of the state in a checkpoint. State is named by tensor, so that a reader may have other groups and segments.
 
     state/optimizer.safetensors   MEMORY/TENSOR             momentum_buffer; exp_avg, exp_avg_sq, step; ...
                                   MEMORY:TYPE/TENSOR        a number (bool, int, float) of an optimizer of whole tensors

@@ -63,7 +63,7 @@ def _takes_part(
 
 @contextmanager
 def _reported(link: FrameChannel, debug: bool) -> Iterator[None]:
-    """Report exceptions to the master, including those of the task and sys.exit(), and raise them again."""
+    """Report exceptions of this rank to the master, including those of the task and sys.exit(), and raise them again."""
     try:
         with device_errors("--batch-size, with more --batches-per-step, take --precision bf16, or put fewer workers there"):
             yield

@@ -21,7 +21,7 @@ class GroupHooks:
     Before this call, `collect(name)` is called for each parameter in the group, when the parameter's gradient is ready. The
     hooks act only between `arm` and `flush`, since only the last backward pass of a step completes its gradients. `flush`
     collects the remaining gradients: those of parameters on which the loss does not depend, and those of the parameters in
-    `late`, whose gradients one pass adds to more than once.
+    `late`, to whose gradients one pass adds more than once.
     """
 
     def __init__(

@@ -28,7 +28,7 @@ class Feed(Protocol):
 
 @runtime_checkable
 class Feeding(Protocol):
-    """Data that makes its own batches, instead of batches that are fetched by index."""
+    """Data that makes its batches itself. Other data is asked for each batch, by the indices of its examples."""
 
     def feed(self, sampler: Sampler, finished: int, last: int) -> Feed:
         """Return the batches that `sampler` selects for the steps after `finished`, up to and including `last`."""

@@ -1,9 +1,8 @@
 """Stand-ins for gradients that the worker has already sent. They raise an error when they are used.
 
-A loop that clips, scales, measures or replaces gradients between `loss.backward()` and `s.step(loss)` would have no effect,
-since the gradients have been sent. torch has no hook for the use of `.grad`. Therefore each parameter gets a stand-in
-gradient without memory, on which every operator raises. If the stand-in is still in place when the step is taken, the loop
-has assigned no gradient.
+Between `loss.backward()` and `s.step(loss)` a loop can no longer clip, scale or replace gradients, since they have been sent.
+torch has no hook for the use of `.grad`. Therefore each parameter gets a stand-in gradient without memory, on which every
+operator raises. If the stand-in is still in place when the step is taken, the loop has assigned no gradient.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ There are three mechanisms, each of which catches uses that the other two miss. 
 Code that all three miss (compiled graphs, CUDA graphs) is found before the first step (psnode.worker.inspection).
 
 The first two mechanisms are modes of torch, which slow down every operator. The modes are not entered if all weights have
-arrived, and they are left at the first call of a module after the last weight has arrived.
+arrived. After the last weight has arrived, they are left at the first call of a module at which it is safe to leave them
+(`_called_plainly`).
 """
 
 from __future__ import annotations

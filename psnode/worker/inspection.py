@@ -139,7 +139,7 @@ def refuse_shared_memory(model: nn.Module) -> None:
 
 
 class _Passes:
-    """Forward passes with the trainable parameters moved into one vector, as in the run. Their old memory is filled with NaN."""
+    """Forward passes with the trainable parameters moved into one vector, as in the run. Their old memory may hold NaN."""
 
     def __init__(
         self,

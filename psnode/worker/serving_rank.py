@@ -16,7 +16,7 @@ from psnode.transport.clock import Clock
 class ServingRank:
     """A server after the start-up. It waits for the end of the job while `server` does the work in a separate thread.
 
-    `server`: None if the plan has fewer groups than there are servers, and this rank has none. `patience`: the longest
+    `server`: None if this rank has no group, since the plan has fewer groups than there are servers. `patience`: the longest
     silence of the master, in seconds. `start`: the start of the job. `rate`: the learning rate by step. After the job,
     `version` is the number of updates.
     """
@@ -43,7 +43,7 @@ class ServingRank:
     def train(self) -> None:
         """Wait until the master dismisses this rank, and pass requests to stop on to the master.
 
-        Raises DeadlineExceededError if the master is silent for too long, and the error that ends the job.
+        Raises DeadlineExceededError if the master is silent for too long, or the error that ends the job.
         """
         clock = Clock()
         end = clock.now() + self._patience

@@ -64,7 +64,8 @@ def combined(states: Mapping[int, Tensors], rules: Mapping[str, str]) -> tuple[T
     """Return the buffers for a checkpoint, and the names of buffers that differ although every worker should have the same.
 
     `states`: the buffers in each worker's part, by rank. A buffer named in `rules` is a statistic, and its mean or maximum over
-    the workers is returned. Every other buffer is an exact copy of the buffer of the lowest rank.
+    the workers is returned. Every other buffer is copied from the lowest rank whose buffer is not empty. A worker's buffer with
+    another shape than this one is left out, and its name is among those that differ.
     """
     found: Tensors = {}
     differing = []

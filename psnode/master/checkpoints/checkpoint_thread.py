@@ -24,8 +24,8 @@ class CheckpointNews(NamedTuple):
 class CheckpointThread:
     """Runs checkpoint work in one thread.
 
-    That thread calls `tell` with CheckpointNews after each piece of work. If the work raises an exception other than OSError
-    and CheckpointError, the thread also calls `tell` with this exception.
+    That thread calls `tell` with CheckpointNews after each piece of work that `do` has queued. If such work raises an exception
+    other than OSError and CheckpointError, the thread also calls `tell` with this exception.
     """
 
     def __init__(self, tell: Callable[[object], None], tracer: Tracer) -> None:

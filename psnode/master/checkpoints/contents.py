@@ -23,8 +23,9 @@ Tensors = dict[str, torch.Tensor]
 class Draft:
     """The master's files of the checkpoint of the present version of `shard`.
 
-    Construct a draft in the main thread while no group is open. Another thread calls the methods, in the order in which they
-    are defined here. `meant`: names of tensors that may hold NaN or infinity without making the checkpoint unsound.
+    Construct a draft in the main thread while no group is open. Another thread calls the methods in the order in which they are
+    defined here; `discard` replaces the calls that are left. `meant`: names of tensors that may hold NaN or infinity without
+    making the checkpoint unsound.
     """
 
     staged: StagedCheckpoint  # the directory for the files, set after construction
@@ -100,7 +101,7 @@ class Draft:
 
     @property
     def wreckage(self) -> str:
-        """A text that names a written tensor with values that are not finite; empty if all values are finite."""
+        """A text about a written tensor with values that are not finite; empty if no checked tensor has such values."""
         if (name := self._wrecked.get(checkpoint.MODEL)) is not None:
             return f"{name} is not finite"
         if checkpoint.REPLICA in self._wrecked:

@@ -21,10 +21,10 @@ _LEAST = 5  # fewest usual losses whose median is used
 class Soundness:
     """Judges versions by losses, which are compared with the median of the last 100 usual losses.
 
-    A loss is unusual if it is above ten times the median and above a quarter of the run's first loss. Unusual losses do not
-    enter the median, so a wrecked model stays unsound however long it is trained. If the median is not positive, every
-    finite loss is usual. `losses`: the losses of the steps that the run has taken. Only the master's main thread uses this
-    object.
+    A loss is unusual if it is not finite, or if it is above ten times the median and above a quarter of the run's first loss.
+    Unusual losses do not enter the median, so a wrecked model stays unsound however long it is trained. If the median is not
+    positive, every finite loss is usual. `losses`: the losses of the steps that the run has taken. Only the master's main
+    thread uses this object.
     """
 
     def __init__(self, losses: Iterable[float] = ()) -> None:
@@ -100,7 +100,8 @@ class Verdicts:
     def judge(self, version: int, reason: str) -> None:
         """Write the verdict on `version`: unsound for `reason`, or sound if `reason` is empty.
 
-        The checkpoint of `version` is already published or will be published.
+        Call this after the checkpoint of `version` is published, queued for publication or abandoned. Nothing is written for an
+        abandoned checkpoint.
         """
 
         def then(judged: str | None, error: Exception | None) -> None:

@@ -35,7 +35,7 @@ def tell_of_the_stop(reason: str) -> None:
 def tell_of_the_result(run: RunDirectory, summary: Summary, workers: int, last: int, asked: str | None) -> None:
     """Log the result of the run.
 
-    `last`: the step after which the run is complete. `asked`: the reason of a request to stop, or None.
+    `last`: the step at which this job ends unless it is stopped. `asked`: the reason of a request to stop, or None.
     """
     config, directory = run.config, run.config.directory
     rows = [("stopped" if summary.exit_code else "done", _done(run, summary, last, asked))]

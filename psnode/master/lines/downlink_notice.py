@@ -22,11 +22,11 @@ _LINK = 100e6  # bits a second, of the link in the example
 class DownlinkNotice:
     """An observer of records that logs, after the first step of the job, the downlink's share of all bytes.
 
-    Nothing is logged if the downlink is coded. If the uplink is not compressed either, the line also gives the least time in
-    which the bytes of a step pass the busiest link. This is the master's link. If `dealt` is True, each of the `workers`
-    ranks has a part of the weights, and the busiest link is the link of each of these ranks. `servers`: the number of ranks,
-    master included, that have equal parts of the weights and compute nothing. `passed_on`: workers pass the weights on, so
-    the master sends fewer bytes than it receives.
+    Nothing is logged if the downlink's codec does more than round. If the uplink is not compressed either, the line also gives
+    the least time in which the bytes of a step pass the busiest link. This is the master's link. If `dealt` is True, each of
+    the `workers` ranks has a part of the weights, and the busiest link is the link of each of these ranks. `servers`: the
+    number of ranks, master included, that have equal parts of the weights and compute nothing. `passed_on`: workers pass the
+    weights on, so the master sends fewer bytes than it receives.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ def notice_of(scheme: Scheme, recorder: StepRecorder, layout: Layout, routes: Se
 def line(
     scheme: Scheme, up: int, down: int, workers: int, *, servers: int = 1, dealt: bool = False, passed_on: bool = False
 ) -> str:
-    """Return the line for a step in which all `workers` together sent `up` and received `down` bytes, from `servers` servers.
+    """Return the line for a step in which `workers` workers together sent `up` bytes to `servers` servers, and received `down`.
 
     `dealt`: each worker receives the gradients of a part of the weights and sends the weights of this part. `passed_on`: see
     DownlinkNotice.

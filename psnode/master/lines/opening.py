@@ -88,8 +88,8 @@ def tell_of_the_run(
 def doubt_of(scheme: Scheme, optimizer: str) -> str:
     """Return a warning about the scheme's cost in accuracy under `optimizer`; empty if there is no reason for a warning.
 
-    The warning gives the largest notable cost that was measured with this scheme. If nothing was measured, the warning is given
-    if the codec sends sparse gradients, signs or low-rank factors and the optimizer is a variant of Adam.
+    The warning gives the largest notable cost that was measured with this scheme. If no notable cost was measured, there is a
+    warning if the codec sends sparse gradients, signs or low-rank factors and the optimizer is a variant of Adam.
     """
     usual, coder = SCHEMES[DEFAULT_SCHEME], known_codec(scheme.codec)
     name = f"--codec {brief(coder)}" if is_replaced(scheme.name, coder) else scheme.name

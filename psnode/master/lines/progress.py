@@ -88,7 +88,7 @@ class Bar:
 
 
 class Lines:
-    """A plain line every `interval` steps and after the last step."""
+    """A plain line after the first step, after every `interval`-th step and after the last step."""
 
     def __init__(self, coordinates: int, last: int, interval: int) -> None:
         self._figures = _Figures(coordinates)

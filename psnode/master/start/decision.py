@@ -35,10 +35,11 @@ _USUAL = Config().topology
 
 
 class JobHosts(NamedTuple):
-    """The hosts of a job of `workers` workers, each with `cores` cores; `shared`: True if all ranks are on one host.
+    """The hosts of a job of `workers` workers. `shared`: True if all ranks are on one host.
 
-    `links`: the rates of the master's link while all workers use it. `slowest`: the rates that the worker with the slowest
-    link reaches when no other worker uses the master's link. Both are None if ranks are threads of one process.
+    `cores`: the cores of that host, or of each rank if the ranks are on several hosts. `links`: the rates of the master's link
+    while all workers use it. `slowest`: the rates that the worker with the slowest link reaches when no other worker uses the
+    master's link. Both are None if ranks are threads of one process.
     """
 
     workers: int
@@ -69,11 +70,11 @@ class Decider:
     def decided(self, run: RunDirectory, *, constrains: bool, events: Events) -> RunDirectory:
         """Return `run` with the chosen topology, the prediction of a step and the measured links.
 
-        Only topologies are compared under which train accepts the run's settings. The chosen topology is the one with the
-        shortest predicted step, or the usual topology if it is almost as fast. If no other topology is accepted, or a rank
-        has another version of psnode, nothing is measured. `constrains`: True if the task has a constraint. Lines about the
-        decision go to `events`. Raises ConfigurationError if a step cannot be measured, and StoppedError if a rank was asked
-        to stop.
+        The topologies that are compared are those under which train accepts the run's settings. The chosen topology is the one
+        with the shortest predicted step, or the usual topology if it is almost as fast. If no other topology is accepted, or a
+        rank has another version of psnode, nothing is measured. `constrains`: True if the task has a constraint. Lines about
+        the decision go to `events`. Raises ConfigurationError if a step cannot be measured, and StoppedError if a rank was
+        asked to stop.
         """
         if self.predict is None:
             raise ConfigurationError(f"this program decides on no topology: name one, not --topology {UNDECIDED}")
@@ -109,7 +110,7 @@ class Decider:
     def _with_links(self, run: RunDirectory, hosts: JobHosts, workers: Sequence[int]) -> JobHosts:
         """Return `hosts` with measured link rates.
 
-        Measured are the rates while all workers use the master's link at once, and those of each worker alone, of which the
+        The rates are measured while all workers use the master's link at once, and for each worker alone. Of the latter, the
         slowest are kept.
         """
 

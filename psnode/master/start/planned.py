@@ -66,8 +66,8 @@ def planned(
 ) -> tuple[RunDirectory, Plan]:
     """Return the run and its plan. `ready`: the READY message of every worker.
 
-    A resumed run has its recorded plan, unless settings that determine plans have changed. Unless the plan comes from a
-    file, the group size is set to the fastest size in trial runs.
+    A resumed run has its recorded plan, unless settings that determine plans have changed. Otherwise the plan comes from the
+    file of --plan, or the rule makes it with the group size that `group_bytes_for` returns.
     """
     if run.resume_point.plan is not None:
         return run, run.resume_point.plan

@@ -1,4 +1,4 @@
-"""A logger on its own thread, so that the caller never waits for the logger and never sees its errors."""
+"""A logger on its own thread, so that a run waits for it only at the run's end, and never sees its errors."""
 
 from __future__ import annotations
 

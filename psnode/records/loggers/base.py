@@ -36,8 +36,8 @@ class LoggedRun:
 class Logger(Protocol):
     """Destination of a run's records.
 
-    A logger is created, called and ended on its own thread, which calls its methods in the order listed here. An exception ends
-    the logging, but not the training.
+    A logger is created, called and ended on its own thread, which calls `begin` first and `end` last. An exception ends the
+    logging, but not the training.
     """
 
     def begin(self, run: LoggedRun) -> None:
