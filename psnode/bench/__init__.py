@@ -1,1 +1,1 @@
-"""Benchmarks of `psnode bench`: each prints a dated result that names the hardware."""
+"""Benchmarks of `psnode bench`, whose results name the date and the hardware."""

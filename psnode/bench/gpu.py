@@ -1,10 +1,10 @@
 """`psnode bench gpu`: speed of codecs on a CUDA device relative to a copy on the device, and equality with the host's payloads.
 
-Every codec with device kernels processes arrays of N(0,1) on the device in four ways: encode, encode that overwrites its input
-with the error, decode, and decode and add. Codecs that select coordinates wait for the host during their work. So their
-encoding is timed until the payload is on the host, and their decoding begins with a payload on the host. The same run measures
-codecs of other programs, which consist of torch's operations (psnode.bench.gpu_peers). The share of an action is the rate at
-which it moves bytes (float32 values and payload), divided by the rate of a copy.
+Every codec with device kernels, except spectral codecs, processes arrays of N(0,1) on the device in up to four ways: encode,
+encode that overwrites its input with the error, decode, and decode and add. Codecs that select coordinates wait for the host
+during their work. So their encoding is timed until the payload is on the host, and their decoding begins with a payload on the
+host. The same run measures codecs of other programs, which consist of torch's operations (psnode.bench.gpu_peers). The share of
+an action is the rate at which it moves bytes (float32 values and payload), divided by the rate of a copy.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _UNITS = 5 * 512  # a number of values that fills complete units of every packin
 def run(specs: Sequence[str], size: int, repeats: int, device: torch.device) -> dict[str, Any]:
     """Measure `specs` on `device`; without specs, all codecs with kernels except spectral ones. Return the figures.
 
-    `rows`: for each spec `equal`, true if the device's payload equals the host's, or a `problem`. For each of ACTIONS a row
-    also has the `speed` (bytes of float32 per second) and its `share` of `copy`, the bytes per second that a copy reads and
-    writes. `peers`: speeds and shares of other programs' codecs in encode and decode. Raises ConfigurationError for a spec
-    without kernels, and if CuPy is missing.
+    `rows`: for each spec `equal`, true if the device's payload equals the host's, or a `problem`. For each action that was
+    measured a row also has the `speed` (bytes of float32 per second) and its `share` of `copy`, the bytes per second that a
+    copy reads and writes. `peers`: speeds and shares of other programs' codecs in encode and decode. Raises ConfigurationError
+    for a spec without kernels, and if CuPy is missing.
     """
     import torch
 

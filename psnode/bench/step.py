@@ -71,11 +71,11 @@ def run(
 ) -> dict[str, Any]:
     """Measure `none` and `schemes` in `rounds` rounds of `steps` steps each, after `warmup` untimed steps of each.
 
-    The result has a row for each of them. `ms`: the median step time. `rounds`: the median of each round. `ratio`: in each
-    round the median divided by that of `none`; the median of these quotients. `sent`, `received`: bytes of a step's frames.
-    `down`, `up`: bytes copied from device to host and from host to device; None if the driver does not report them.
-    `gradients`, `changes`: the places where gradients are coded and where changes of weights are decoded. `on_host`: the
-    reasons for coding on the host. Raises ConfigurationError for a scheme that train refuses.
+    The result has a row for each of them. `ms`: the median step time. `rounds`: the median of each round. `ratio`: the median
+    over the rounds of each round's median divided by that of `none`. `sent`, `received`: bytes of a step's frames. `down`,
+    `up`: bytes copied from device to host and from host to device; None if the driver does not report them. `gradients`,
+    `changes`: the places where gradients are coded and where changes of weights are decoded. `on_host`: the reasons for coding
+    on the host. Raises ConfigurationError for a scheme that train refuses.
     """
     import torch
 

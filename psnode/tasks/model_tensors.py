@@ -1,7 +1,7 @@
 """Inventory of a model: its parameters, trained or frozen, its buffers, and the statistics among the buffers.
 
 A statistic is a buffer that each worker's passes change according to the worker's own data. A checkpoint holds the mean of the
-workers' values, or the maximum for counters. All other buffers depend only on the weights and the number of passes. Therefore
+workers' values, or the maximum for counters. All other buffers should depend only on the weights and the number of passes. Then
 they are equal on all workers, and are saved unchanged.
 """
 
@@ -93,7 +93,7 @@ def give_own_memory(model: torch.nn.Module) -> None:
 
 
 def fit(model: torch.nn.Module, values: Mapping[str, torch.Tensor]) -> None:
-    """Resize buffers of `model` to the shapes of the tensors in `values` that have their names, so that `values` can be copied.
+    """Resize each buffer of `model` to the shape of the tensor of the same name in `values`, so that the tensor can be copied.
 
     Buffers of norms keep their shapes, which the layers determine.
     """
@@ -242,7 +242,7 @@ def contents(model: torch.nn.Module) -> dict[str, Any]:
 
 
 def chunks(values: Mapping[str, torch.Tensor], names: Iterable[str]) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield the tensors of `names` in order, as dictionaries of at least one tensor that are small enough for a message."""
+    """Yield the tensors of `names` in order, in dictionaries of at most 64 MiB. A larger tensor has a dictionary of its own."""
     chunk: dict[str, torch.Tensor] = {}
     size = 0
     for name in names:

@@ -40,7 +40,7 @@ def tables(trials: Trials, failed: Mapping[str, Mapping[str, str]], target: floa
 
 
 def combine(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Combine all results with equal settings (`ground`) into one result. Return these in the order of their first pieces."""
+    """Combine results whose settings (`ground`) differ at most in seed and steps. Return one result for each different ground."""
     grounds: dict[str, list[Mapping[str, Any]]] = {}
     for result in results:
         ground = {key: value for key, value in result["ground"].items() if key not in _APART}

@@ -53,7 +53,7 @@ class Label(NamedTuple):
 
     @property
     def star(self) -> bool:
-        """True if all bytes that workers receive come from a master."""
+        """True if the contender has a master, which is on a host of its own."""
         return self.kind in ("psnode", "alone")
 
 

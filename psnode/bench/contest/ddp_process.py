@@ -1,6 +1,6 @@
 """One contender of `psnode bench peers`: DistributedDataParallel over gloo. Model, data, shards, seeds and loss are psnode's.
 
-Each host has one process, which gets its rank from RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT:
+Each process reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT from its environment:
 
     python -m psnode.bench.contest.ddp_process PROGRAM.json
 

@@ -24,8 +24,8 @@ PREFIX = "ddp:"
 PROGRAM, RESULT = "program.json", "result.json"
 _HOOKS = ("fp32", "fp16", "bf16", "powersgd")
 _OPTIMIZERS = ("sgd", "adam", "adamw")
-# Settings that DDP follows. Free settings, which may differ when a run is resumed, are accepted too, since they do not change the
-# training of psnode.
+# Settings that DDP follows. Free settings, which may differ when a run is resumed, are accepted too, except those in
+# _NOT_FOLLOWED.
 _FOLLOWED = frozenset(
     {
         "task", "task_option", "network", "dataset", "synthetic_shape", "synthetic_classes", "synthetic_examples", "batch_size",

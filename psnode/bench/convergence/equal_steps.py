@@ -183,8 +183,8 @@ def run(
 
     `common`: flags of all runs. `lrs`, `screen`: see `Comparison`. `jobs`: number of simultaneous runs; with more than one, the
     measured times are not comparable. `evaluate_every`: steps between evaluations; 0: one evaluation at the end. `rate`: rate
-    of the links for which seconds are estimated. Runs write to `output`/RUN-seed. If a run ends with a nonzero exit code, no
-    further run begins, and PsnodeError is raised.
+    of the links for which seconds are estimated. Runs write to `output`/RUN-seed. If a run fails, no further run begins, and
+    PsnodeError is raised. A divergence is not a failure while several learning rates are compared.
     """
     pattern = ConvergenceRun((), tuple(shlex.split(common)), 0, workers, local, output, evaluate_every)
     bits = None if rate is None else rate_of(rate)

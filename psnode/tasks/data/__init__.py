@@ -4,8 +4,9 @@
     load("cifar10", "/data", train=True, download=True)
     load("synthetic", train=True, seed=3, options={"shape": "3x224x224", "classes": "1000"})
 
-Case, hyphens and underscores in names do not matter. Data sets in memory hold bytes, which become float32 when a batch is made.
-Training and evaluation data are normalised in the same way. The module of a data set is imported when it is used.
+Case, hyphens and underscores in names do not matter. Data sets in memory, except synthetic, hold bytes, which become float32
+when a batch is made. Training and evaluation data are normalised in the same way. The module of a data set is imported when it
+is used.
 """
 
 from __future__ import annotations

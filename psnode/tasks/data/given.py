@@ -90,8 +90,8 @@ def eval_data_of(given: Any, config: Config) -> Data:
 
 
 class Examples:
-    """The examples of a map-style data set. Random generators are seeded for each batch, so that every process makes the same
-    batch."""
+    """The examples of a map-style data set. Random generators are seeded for each batch, so that a batch does not depend on the
+    process that makes it."""
 
     def __init__(self, dataset: Any, making: Making, length: int) -> None:
         self._dataset, self._making, self._length = dataset, making, length

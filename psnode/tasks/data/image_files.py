@@ -37,9 +37,9 @@ class Listing(NamedTuple):
 class Files:
     """The images of a listing, resized to `image_shape`; implements ImageData.
 
-    `keep` is the fraction of the shorter side that is kept when an image is cut around its centre. `augment` (none, shift,
-    area) applies to batches drawn with an rng. If all images fit in `cache` bytes and are not augmented by area, each image
-    is decoded only once.
+    When an image is cut around its centre, the sides of the cut are `keep` times the largest possible sides. `augment` (none,
+    shift, area) applies to batches drawn with an rng. If all images fit in `cache` bytes and are not augmented by area, each
+    image is decoded only once.
     """
 
     def __init__(

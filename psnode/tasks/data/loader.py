@@ -27,7 +27,7 @@ class Drawn(NamedTuple):
 class _Seeded(torch.utils.data.Dataset[Any]):
     """A data set whose items are whole batches of `dataset`.
 
-    The generators are seeded for each batch, so that every process makes the same batch.
+    The generators are seeded for each batch, so that a batch does not depend on the process that makes it.
     """
 
     def __init__(self, dataset: Any) -> None:

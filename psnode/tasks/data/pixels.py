@@ -1,8 +1,9 @@
-"""Conversion to 8-bit RGB of all kinds of images that PIL opens.
+"""Conversion of images that PIL opens to 8-bit RGB.
 
-If an image has no definite colours, an error names the file. As in torchvision's ImageFolder, alpha is dropped and the
-orientation in EXIF is ignored, so the pixels are in the order in which the file stores them. For TIFF files PIL itself
-applies the orientation. Grey values of more than 8 bits are scaled from the depth of the file and rounded to 8 bits.
+If an image has no definite colours, or is in a mode of PIL that psnode does not read, an error names the file. As in
+torchvision's ImageFolder, alpha is dropped and the orientation in EXIF is ignored, so the pixels are in the order in which the
+file stores them. For TIFF files PIL itself applies the orientation. Grey values of more than 8 bits are scaled from the depth
+of the file and rounded to 8 bits.
 """
 
 from __future__ import annotations

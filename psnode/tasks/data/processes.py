@@ -1,7 +1,8 @@
 """Processes that make batches. They are not forked from this process, so they share no MPI, threads or locks with it.
 
-Each is a fresh Python process that imports the modules of its data set, including the file of a task. It imports mpi4py only if
-the data set does. An exception in such a process is returned as one line that states where it was raised.
+Each is forked from a server process without MPI, and imports the modules of its data set, including the file of a task. It
+imports mpi4py only if the data set does. An exception in such a process is returned as one line that states where it was
+raised.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The examples of a worker at a step. They follow only from the seed and the step, so that no state has to be saved.
+"""The examples of a worker at a step. They follow from the seed, the step and the worker's share, without other state.
 
 Every epoch permutes the examples anew. With P workers and batches of B, micro-batch m of the epoch takes the m-th run of P*B
 entries of the permutation, of which worker r in 0..P-1 takes the r-th B entries: perm[(mP+r)B : (mP+r+1)B]. A step takes k
@@ -87,7 +87,7 @@ class Sampler:
         return replace(self, worker=0, workers=len(ranks), sample_offset=sample_offset, seed=seed)
 
     def finished(self, place: int, workers: int) -> int:
-        """Return the step after which a worker continues in this share if it had another share, one of `workers` shares, before.
+        """Return the step after which a worker that changes to this share continues. It had one of `workers` shares before.
 
         `place` is the step, offset included, that the worker had reached in the earlier share. The epoch continues with the
         next whole step.

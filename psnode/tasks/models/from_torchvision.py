@@ -48,7 +48,7 @@ def torchvision_network(name: str, image_shape: tuple[int, int, int], classes: i
 def check_size(name: str, network: nn.Module, image_shape: tuple[int, int, int]) -> None:
     """Raise ConfigurationError if the network cannot take images of shape `image_shape`.
 
-    The message states sizes that it can take.
+    The message states sizes that it can take. If it can take no usual size, raises the network's own exception.
     """
     error = _failure(network, image_shape)
     if error is None:
