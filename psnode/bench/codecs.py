@@ -11,10 +11,10 @@ For every setting and input, the result contains:
   function R(D) of this input;
 - the peak of allocated memory, as a share of the input.
 
-In training a codec finds gradients in memory, not in a cache. So the codecs and the measurement of r rotate through copies of the
-input, and through copies of the arrays written to. The total size of the copies is four times the last-level cache. The result
-also contains r from the cache. Payload buffers are reused, as in training, where payloads come from the network and go to the
-network.
+In training a codec finds gradients in memory, not in a cache. So the codecs and the measurement of r rotate through copies of
+the input, and through copies of the arrays written to. By default the total size of the copies is four times the last-level
+cache. The result also contains r from the cache. Payload buffers are reused, as in training, where payloads come from the
+network and go to the network.
 """
 
 from __future__ import annotations

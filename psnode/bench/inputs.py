@@ -27,7 +27,7 @@ class Input(NamedTuple):
     tensors: list[Floats]
 
     def parts(self, codec: Codec) -> list[Floats]:
-        """Return the arrays that measure `codec`, each the input of one call of encode."""
+        """Return the arrays on which `codec` is measured, each the input of one call of encode."""
         return self.tensors if codec.shaped else [self.flat]
 
     def parts_of(self, flat: Floats, codec: Codec) -> list[Floats]:

@@ -136,8 +136,8 @@ def to_toml(config: Config) -> str:
 def from_file(path: Path) -> dict[str, Any]:
     """Return the settings in a TOML file or in a run's config.json.
 
-    For a config.json these are the settings with which the run began, except its directory, --local, and settings of a single
-    start.
+    For a config.json these are the settings of the run's latest start, except its directory, --local, and settings that apply
+    to a single start.
     """
     if path.suffix != ".json":
         return read_toml(path, settings())
@@ -151,7 +151,7 @@ def from_file(path: Path) -> dict[str, Any]:
 
 
 def _implied(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that other settings imply: if only --lr-shrinkage is given, it implies --lr-schedule shrink."""
+    """Return the settings that other settings imply. For example, --lr-shrinkage alone implies --lr-schedule shrink."""
     found: dict[str, Any] = {}
     for name in given:
         rules = settings()[name].rules

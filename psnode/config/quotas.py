@@ -58,7 +58,7 @@ def _second(folder: Path) -> float | None:
 
 
 def _first(folder: Path) -> float | None:
-    """Return the quota of a control group of version 1, in whose file -1 means no quota; None if there is no quota."""
+    """Return the quota of a control group of version 1; None if there is no quota, for which the group's file holds -1."""
     with suppress(OSError, ValueError):
         return _cores((folder / "cpu.cfs_quota_us").read_text(), (folder / "cpu.cfs_period_us").read_text())
     return None

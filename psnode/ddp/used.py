@@ -17,7 +17,7 @@ _BITS = 62  # tensors per int64, one bit each
 class Used:
     """The parameters that have received a gradient on this rank since their bucket was last submitted.
 
-    Passes under `no_sync` count, as they do in DDP. The distinction matters because DDP leaves the gradient of a parameter
+    Passes under `no_sync` count, as they do in DDP. This record is needed because DDP leaves the gradient of a parameter
     unchanged if no rank has used the parameter.
     """
 

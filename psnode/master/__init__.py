@@ -242,7 +242,7 @@ def _run(
 
 
 def _dealing(run: RunDirectory, task: Task, rule: Rule, workers: range, examples: int) -> ExampleDealing:
-    """Return the shares of `examples` among `workers` at the step from which the run continues."""
+    """Return the shares of `workers` in a data set of `examples` examples, at the step from which the run continues."""
     found = run.resume_point
     return ExampleDealing(
         run.config, examples, workers, run.parts(len(workers)), applied_before(rule, found.checkpoint), finished=found.step,

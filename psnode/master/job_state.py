@@ -19,8 +19,8 @@ PART = "stop-after"  # reason in summary.json if the job ended successfully befo
 def stop_reason_of(frame: Frame) -> str:
     """Return the reason in a worker's STOP_REQUEST: ENOUGH, or the name of the signal that requested the stop.
 
-    The name is as accurate as this host can tell: a worker on another host than the launcher knows only that it received
-    USR1.
+    If the launcher has received a signal, a worker on another host knows only the USR1 that the launcher then sends to all
+    ranks. In this case the name is that of the launcher's signal if the launcher runs on this host, otherwise USR1.
     """
     return asked_signal(plain(bytes(frame.body).decode("ascii", "replace")))
 

@@ -172,7 +172,7 @@ class RoundBoundary:
             self.recorder.links.send_to(followers)
 
     def _tell_factors(self, ranks: Iterable[int]) -> None:
-        """Send to each rank in `ranks` whose gradient was clipped the factor of each group.
+        """If the gradient of a rank in `ranks` was clipped, send this rank the factor of each group.
 
         A worker ignores factors for an earlier step.
         """

@@ -129,7 +129,7 @@ def compression_ratio(coordinates: int, worker_steps: int, total_bytes: int) -> 
 def write_atomically(path: Path, content: bytes) -> None:
     """Replace the content of `path` so that readers see either the old or the new content, even after a crash.
 
-    Raises OSError on failure, and then leaves the old content.
+    Raises OSError on failure. The old content then remains, unless only the directory could not be flushed.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:

@@ -87,11 +87,10 @@ def newest_not_unsound(train_dir: Path) -> Path | None:
 def prune(train_dir: Path, step: int, keep_last: int, workers: int = 0) -> None:
     """Delete old checkpoints up to `step`. Those not known to be unsound are kept if they are among the `keep_last` newest.
 
-    If `keep_last` is 0, nothing is deleted. Never deleted are the newest checkpoint, the newest checkpoint known to be
+    If `keep_last` is 0, nothing is deleted. These are never deleted: the newest checkpoint, the newest checkpoint known to be
     sound, newer checkpoints of unknown soundness, the best evaluated checkpoint, and a checkpoint that is being read. A
-    checkpoint also stays if it has the part of a worker (ranks 1 to `workers`) that is missing from the newest checkpoint
-    not known to be unsound. Checkpoints of abandoned branches do not count among the newest, and are deleted like old
-    checkpoints.
+    checkpoint also stays if it has the part of a worker (ranks 1 to `workers`) that is missing from the newest checkpoint not
+    known to be unsound. Checkpoints of abandoned branches do not count among the newest, and are deleted like old checkpoints.
     """
     if not keep_last:
         return

@@ -37,8 +37,8 @@ def tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 class ModelSnapshot:
     """Copy of the state of `model` that passes may change.
 
-    This state consists of all `tensors` (copied to `values`), the attributes of the modules, the lists, dicts and sets in
-    these attributes, and the random generators of Python, NumPy and torch. Objects nested deeper in an attribute are not
+    This state consists of all `tensors` (copied to `values`), the attributes of the modules, the lists, dicts and sets in these
+    attributes, and the random generators of Python, NumPy and torch (on the CPU). Objects nested deeper in an attribute are not
     copied.
     """
 
@@ -232,7 +232,7 @@ def _is_dense(value: torch.Tensor) -> bool:
 
 
 def contents(model: torch.nn.Module) -> dict[str, Any]:
-    """Return dtype, shape and xxh3_64 of the bytes of each tensor, by name, in types that JSON has."""
+    """Return dtype, shape and xxh3_64 of the bytes of each dense tensor, by name, in types that JSON has."""
 
     return {
         name: [str(value.dtype), list(value.shape), xxhash.xxh3_64_intdigest(bits(value))]

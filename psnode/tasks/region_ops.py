@@ -88,7 +88,7 @@ def _weights(starts: Tensor, sides: Tensor, bins: int, size: int, sampling_ratio
 
 
 def declare() -> None:
-    """Register roi_align, with its schema, and the implementation of nms, whose schema is already declared, with torch."""
+    """Register with torch the implementation of nms, whose schema is already declared, and roi_align with its schema."""
     for device in ("CPU", "CUDA"):
         torch.library.impl("torchvision::nms", device)(nms)
     if not hasattr(torch.ops.torchvision, "roi_align"):

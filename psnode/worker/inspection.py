@@ -44,10 +44,11 @@ class Findings:
 def inspect(
     computation: Computation, model: nn.Module, batch: Callable[[int], Batch], *, agreed: Collection[str], early: bool
 ) -> Findings:
-    """Run passes over `batch(1)` and return the findings. The model is restored (psnode.tasks.model_tensors.ModelSnapshot).
+    """Run passes over `batch(1)`, and over `batch(2)` if buffers have changed, and return the findings.
 
-    `agreed`: names of the buffers that must be the same on all workers. `early`: True if forward passes should begin before
-    their weights have arrived. Raises ConfigurationError for a model that would not learn as in plain PyTorch.
+    The model is restored (psnode.tasks.model_tensors.ModelSnapshot). `agreed`: names of the buffers that must be the same on
+    all workers. `early`: True if forward passes should begin before their weights have arrived. Raises ConfigurationError for a
+    model that would not learn as in plain PyTorch.
     """
     parameters = trainable(model)
     refuse_shared_memory(model)

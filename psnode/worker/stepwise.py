@@ -220,7 +220,7 @@ class StepwiseWorker:
     def _go_on(self, passes: Passes | None) -> None:
         """Set the passes that the loop runs next. Passes whose step is not taken are skipped.
 
-        All weights have arrived before this is known, so no pass of the loop is wasted.
+        This is decided after all weights have arrived, so no pass of the loop is wasted.
         """
         while passes is not None and not passes.settled():
             passes = self._sent(None)

@@ -26,8 +26,8 @@ def row(label: Label, rounds: Sequence[ContenderRun | None], target: float | Non
     """Return the row of a contender at one rate, from its runs by round.
 
     None in `rounds` is a failed round; at least one round must have succeeded. `step_ms`: the median over the rounds of the
-    median of each round, and quartiles over all steps. `curves`: for each round the points of its `ContenderRun`. `to_target`:
-    for each round the first point with an accuracy of at least `target`.
+    median of each round, and quartiles over all steps. `curves`: for each successful round the points of its `ContenderRun`.
+    `to_target`: for each of these rounds the first point with an accuracy of at least `target`.
     """
     trials = [trial for trial in rounds if trial is not None]
     medians = [None if trial is None else 1e3 * statistics.median(trial.steps) for trial in rounds]

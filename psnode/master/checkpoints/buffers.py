@@ -28,7 +28,7 @@ class WorkerBuffers:
 
     @property
     def part(self) -> bytes:
-        """The combined buffers in the format of a worker's part of a checkpoint, without other tensors.
+        """The bytes of a part of a checkpoint, as workers send it, that holds only the combined buffers.
 
         Empty if there are no buffers.
         """

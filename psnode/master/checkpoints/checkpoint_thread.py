@@ -18,7 +18,7 @@ Then = Callable[[str | None, Exception | None], None]
 
 
 class CheckpointNews(NamedTuple):
-    """The event, in the master's inbox, that a piece of checkpoint work has finished or failed."""
+    """The event in the master's inbox after a piece of checkpoint work has finished or failed."""
 
 
 class CheckpointThread:

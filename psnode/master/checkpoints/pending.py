@@ -194,10 +194,8 @@ class PendingCheckpoints:
     def rescue(self) -> int | None:
         """Save the last complete version when the job ends before the next version is complete.
 
-        Finish the checkpoints that have begun.
-
-        Workers' parts that have not come are left out. Blocks until everything is written. Returns the version of the newest
-        checkpoint that was begun, or None if this checkpoint could not be written.
+        Checkpoints that have begun are finished without the workers' parts that have not come. Blocks until everything is
+        written. Returns the version of the newest checkpoint that was begun, or None if this checkpoint could not be written.
         """
         for rank in {rank for pending in self._pending.values() for rank in pending.awaited | pending.handing}:
             self.give_up(rank)

@@ -37,7 +37,7 @@ class Soundness:
             self.take(0, loss)
 
     def take(self, step: int, loss: float | None) -> None:
-        """Take the loss of the newest step, `step`. Ignore None and NaN: no worker has reported a loss of this step."""
+        """Take the loss of the newest step, `step`. None and NaN, which mean that no loss was reported, are ignored."""
         if loss is None or math.isnan(loss):
             return
         self.doubt = self._against(loss, f"of step {step}")

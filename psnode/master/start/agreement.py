@@ -48,7 +48,7 @@ def require_one_version(greetings: Mapping[int, bytes], *, unlike: bool = False)
 
 
 def threads_of(greetings: Mapping[int, bytes], asked: int) -> dict[int, int]:
-    """Return by rank the number of threads for its computation.
+    """Return for each rank the number of threads for its computation.
 
     This is `asked`. If `asked` is 0, it is an equal part of the cores of the rank's machine. The ranks of a machine share
     its cores even if they run on emulated hosts with different names.

@@ -83,7 +83,7 @@ def candidates(config: Config, scheme: Scheme) -> list[Candidate]:
 
 
 def choose(found: Sequence[Candidate], links: LinkRates, workers: int, trial: Callable[[Candidate], float]) -> Choice:
-    """Return the choice among the candidates `found`, which are ordered from the lossiest scheme on.
+    """Return the choice among the candidates `found`, which are ordered from the most to the least lossy scheme.
 
     `trial` takes some trial steps of a candidate and returns their median duration in seconds.
     """

@@ -1,4 +1,4 @@
-"""The plan of a run, taken from the run's record, from a file, from trial steps, or made by the rule."""
+"""The plan of a run, which comes from the run's record, from a file, from trial steps, or from the rule."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Copies of the weights and optimizer state of a version, made for a checkpoint during training, and the memory for them."""
+"""Copies of weights, optimizer state and residuals, made for a checkpoint during training, and the memory for them."""

@@ -50,7 +50,7 @@ class SnapshotMemory:
                 self._pages.release(start, stop)
 
     def close(self) -> None:
-        """Drop the block: later calls prepare no pages and begin no snapshot.
+        """Drop the block: later snapshots get no memory for copies.
 
         Memory of copies in use stays until it is given back.
         """

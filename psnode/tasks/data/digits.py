@@ -1,8 +1,8 @@
 """The embedded data set: 1797 handwritten 8x8 digits in optical_digits.npz, under the license in optical_digits.md.
 
 Alpaydin, Kaynak: Optical recognition of handwritten digits, UCI repository, 1998. The images are resized to 28x28 by linear
-interpolation, to fit models made for MNIST. There are 1437 training and 360 test examples; the split does not depend on the seed,
-and both parts have the same proportions of digits.
+interpolation, to fit models made for MNIST. There are 1437 training and 360 test examples; the split does not depend on the
+seed, and both parts have nearly the same proportions of digits.
 """
 
 from __future__ import annotations

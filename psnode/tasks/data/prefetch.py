@@ -21,7 +21,7 @@ class _Failed:
 
 
 class Ahead:
-    """Iterator over the steps of `make()`, each of which is a list of batches. A thread makes up to `depth` steps in advance.
+    """Iterator over the steps of `make()`, each of which is a list of batches. A thread keeps up to `depth` steps ready.
 
     An exception in the thread is raised by the `next` call that would have returned the missing step, and by every later
     call.
