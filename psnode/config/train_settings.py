@@ -34,7 +34,7 @@ DEFAULT_EPOCHS = 10  # enough for LeNet to pass 97 % on the embedded digits
 
 
 def servers_in(topology: str) -> int:
-    """Return the number of servers, rank 0 among them, that a value of --topology names; 0 if it names none."""
+    """Return the number of servers, rank 0 among them, that a value of --topology names; 0 if it names no number."""
     number = topology.removeprefix(SHARDED)
     return int(number) if number != topology and number.isdecimal() and number.isascii() else 0
 
@@ -533,14 +533,14 @@ class Config:
 
     @property
     def directory(self) -> Path:
-        """Return `train_dir`, or by default a path named after network or task, data, and scheme."""
+        """Return `train_dir`, or by default a path named after network and data set, or after the task, and after the scheme."""
         if self.train_dir is not None:
             return self.train_dir
         what = f"{self.network}-{self.dataset}" if self.task is None else Path(self.task).stem
         return Path("runs") / re.sub(r"[^\w.+=-]+", "-", f"{what}-{self.scheme}").lower()
 
     def last_step(self, steps_per_epoch: int, epoch_offset: int = 0) -> int:
-        """Return the step after which this start of the run ends: --stop-after, or the end of the run if it is earlier."""
+        """Return the step after which this start of the run ends: --stop-after, or the end of the run if that is earlier."""
         total = self.total_steps(steps_per_epoch, epoch_offset)
         return total if self.stop_after is None else min(total, self.stop_after)
 

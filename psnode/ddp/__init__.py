@@ -4,9 +4,10 @@
     model.register_comm_hook(*psnode.ddp.comm_hook("polar:rate=2"))
 
 Every rank encodes its gradients of a bucket, and an all-gather sends the payloads to all ranks. Every rank decodes the payloads
-and adds them in the order of ranks, so that replicas stay bit-identical. Payloads of linear codecs are instead summed by an
-all-reduce. The hook replaces only DDP's own all-reduce; model, loop, optimizer and samplers do not change. For Lightning,
-`psnode.ddp.lightning` offers the hook as a callback. `RunRecords` records a DDP training for `psnode report`.
+and adds them in the order of ranks, so that replicas stay bit-identical. Payloads of sketches that may be added undecoded
+(countmean) are instead summed by an all-reduce. The hook replaces only DDP's own all-reduce; model, loop, optimizer and
+samplers do not change. For Lightning, `psnode.ddp.lightning` offers the hook as a callback. `RunRecords` records a DDP training
+for `psnode report`.
 """
 
 from psnode.errors import lacking

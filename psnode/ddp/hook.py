@@ -286,11 +286,11 @@ def comm_hook(
 ) -> tuple[HookState, Callable[[HookState, GradBucket], torch.futures.Future[torch.Tensor]]]:
     """Return the state and the hook for `DistributedDataParallel.register_comm_hook`.
 
-    `codec`: a spec such as "qsgd" or "topk:ratio=0.005+fp16", or FILE:NAME[:parameter=value] for a codec of your own. Tensors
-    with fewer than two dimensions, tensors smaller than `min_compress_bytes`, and most tensors that the codec might not shrink
-    are sent uncompressed. `feedback`: a rule such as "ef" or "dgc:momentum=0.9"; None means "ef" for biased codecs and "none"
-    for unbiased codecs. `model`: the module whose parameter names label the saved state; without a module, parameters are
-    numbered.
+    `codec`: a spec such as "qsgd" or "topk:ratio=0.005+fp16", or FILE:NAME[:parameter=value] for a codec of your own. Three
+    kinds of tensors are sent uncompressed: those with fewer than two dimensions, those smaller than `min_compress_bytes`, and,
+    unless the codec is adaptive, those whose payload could be as large as the tensor. `feedback`: a rule such as "ef" or
+    "dgc:momentum=0.9"; None means "ef" for biased codecs and "none" for unbiased codecs. `model`: the module whose parameter
+    names label the saved state; without a module, parameters are numbered.
 
     `process_group`: None means the group of the DDP that registers the hook. `scaler`: the GradScaler of the loss, or
     another object with `get_scale()`; None means the GradScaler in use when the first gradients arrive, and False means an
