@@ -1,4 +1,4 @@
-"""The option `--json FILE` of every measurement, and the options `--from FILE` and `--plot FILE` of measurements with a plot."""
+"""The option `--json FILE` of every measurement, and the options `--from FILE` and `--plot FILE` that some of them have."""
 
 from __future__ import annotations
 
