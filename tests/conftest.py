@@ -45,8 +45,8 @@ _FIRST = {SERIAL: 0, JOBS: 1}  # the groups that take longest begin first
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options --codec FILE:NAME (test only this codec in tests/codecs/test__*.py), --long (run all cases) and
-    --sample.
+    """Add the options --codec FILE:NAME (test only the named codecs in tests/codecs/test__*.py), --long (run all cases) and
+    --sample (the seed of the sample).
     """
     parser.addoption("--codec", action="append", default=[], metavar="SPEC", help="subject of tests/codecs/test__*.py; repeat")
     parser.addoption("--long", action="store_true", help="run all long tests and sweeps, not one in SAMPLED")
@@ -70,7 +70,7 @@ def pytest_unconfigure() -> None:
 
 
 def is_sampled(name: str, seed: int) -> bool:
-    """Return True for one in SAMPLED cases of a sweep, chosen by a hash of the test's name and `seed`."""
+    """Return True for one in SAMPLED test cases, chosen by a hash of the test's name and `seed`."""
     return _hash(name, seed) % SAMPLED == 0
 
 
@@ -80,9 +80,10 @@ def _hash(name: str, seed: int) -> int:
 
 def sample(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect all cases of the sweeps except a sample of each, and all tests with the mark `long` except a sample of them.
+    With --long or --codec, no test is deselected.
 
-    A sweep is a test over codecs (tests/codecs/test__*.py) with at least SWEEP cases, or a test with the mark `sweep`. No
-    long test is deselected if the command line names files.
+    A sweep is a test over codecs (tests/codecs/test__*.py) with at least SWEEP cases, or a test with the mark `sweep`. If the
+    command line names files, the mark `long` is ignored.
     """
     if config.getoption("--long") or config.getoption("--codec"):
         return
@@ -107,9 +108,10 @@ def sample(config: pytest.Config, items: list[pytest.Item]) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Assign tests to groups, and sample the sweeps and the long tests.
 
-    With --dist loadgroup, each group runs on one worker of pytest-xdist. Two of the groups hold tests that start jobs, so
-    that the cores are busy while the ranks of one job wait. The tests in group JOBS check only results, not timing. Every
-    other file is a group of its own, so that only one process makes its fixtures and compiles its kernels.
+    With --dist loadgroup, each group runs on one worker of pytest-xdist. Tests that start jobs are divided into the groups
+    SERIAL and JOBS: while the ranks of a job of one group wait, a job of the other keeps the cores busy. The tests in JOBS
+    check only results, not timing. Every other file is a group of its own, so that only one process makes its fixtures and
+    compiles its kernels.
     """
     sample(config, items)
     groups = {item: _group(item) for item in items}

@@ -1,8 +1,8 @@
 """Costs of the tests by file, printed at the end of a run: processor time, wall-clock time and started processes.
 
 Processor time covers the test process and its descendants that were waited for, without the collection of tests. Started
-processes are counted from the command lines that tests start: the ranks of `mpirun -n` and `psnode launch -n`, and one for every
-other Python command.
+processes are counted from the command lines that tests start: the ranks of `mpirun -n`, the ranks and the launcher of `psnode
+launch -n`, and one for every other Python command.
 """
 
 from __future__ import annotations

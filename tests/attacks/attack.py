@@ -1,5 +1,5 @@
-"""Tools of the attacks. Each other module makes one attack, in a copy of a run of two workers, and states the
-expected outcome.
+"""Tools of the attacks. Each other module except the tests makes one attack, in a copy of a run of two workers, and states
+the expected outcome.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""A run directory altered by an attacker gives a user who resumes or evaluates it one prompt error line and no other effect."""
+"""A run directory altered by an attacker does no harm: a resume ends at once with one error line, and an evaluator evaluates
+only sound checkpoints and ends.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +103,7 @@ def test_a_checkpoint_of_its_own_name_may_lie_anywhere(run: Path) -> None:
 
 def test_what_is_not_psnodes_own_stays_when_a_run_is_resumed(run: Path, tmp_path: Path) -> None:
     """Check that resuming a run removes only psnode's own temporary files, even if `checkpoints` is a link to a home
-    directory with files and links of other kinds.
+    directory, in which other files and links lie.
     """
     home = (run / "checkpoints").rename(tmp_path / "home")
     (run / "checkpoints").symlink_to(home)

@@ -57,8 +57,8 @@ def sgd(ground: SharedSettings) -> dict[str, torch.Tensor]:
 def test_psnode_and_ddp_train_as_one_process_does_and_send_what_theory_says(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Check that each of two workers sends 4 bytes per parameter if gradients and weights are float32: in a star, and in
-    DDP's ring, where P workers send 2 (P - 1) / P x 4 bytes each.
+    """Check that each of two workers sends 4 bytes per parameter if gradients and weights are float32. This holds in a star,
+    and in DDP's ring, where each of P workers sends 2 (P - 1) / P times 4 bytes.
     """
     result = measured(TINY, schemes=["dense"], ddp=["fp32"], keep=tmp_path / "runs")
     assert result["rates"]["none"]["failed"] == {}

@@ -40,8 +40,8 @@ def completed(typed: str, name: str = "scheme") -> list[str]:
 @pytest.mark.long
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 def test_a_tab_in_bash_completes_schemes_their_parameters_and_stages(tmp_path: Path) -> None:
-    """Check the lines that bash completes: type a tab after each line; then Ctrl-A inserts a command at its start that
-    prints the completed line.
+    """Check the lines that bash completes. A tab follows each typed line; Ctrl-A then moves to its start, where a command is
+    inserted that prints the completed line.
     """
     program = tmp_path / "psnode"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m psnode "$@"\n')

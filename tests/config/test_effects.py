@@ -1,6 +1,6 @@
 """Every accepted setting has an effect on the record, and on the weights after three steps.
 
-Settings that may change when a run is resumed (deadlines, paths, overlap, ...) are not covered.
+Settings that may change when a run is resumed (deadlines, paths, overlap, ...) and those of EXCEPTIONS are not covered.
 """
 
 from __future__ import annotations

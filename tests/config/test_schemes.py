@@ -288,8 +288,8 @@ def test_what_would_have_no_effect_beside_the_rest_is_refused_in_one_line(fields
 
 @pytest.mark.parametrize("name", ["efsignsgd", "topk", "randk"])
 def test_papers_that_carry_the_learning_rate_in_the_memory_have_it_there(name: str) -> None:
-    """Check that the memories of these schemes contain the learning rate, but not in older runs. Karimireddy et al.,
-    algorithm 1: p = gamma g + e. Stich et al., algorithm 1: m + eta grad f.
+    """Check that the memories of these schemes contain the learning rate, except in older runs and under a feedback that the
+    user names. Karimireddy et al., algorithm 1: p = gamma g + e. Stich et al., algorithm 1: m + eta grad f.
     """
     assert get_feedback(resolve(Config(scheme=name)).feedback).rescales
     assert not get_feedback(resolve(Config(scheme=name), unrecorded=True).feedback).rescales

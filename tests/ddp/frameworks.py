@@ -51,8 +51,8 @@ def by_lightning(part: str, rank: int, folder: Path) -> Trained:
             return torch.optim.SGD(self.parameters(), lr=1.0)
 
     class OnCpu(DDPStrategy):
-        """A strategy that passes on the arguments of DDPStrategy by Lightning's own function, which Lightning itself calls
-        only on GPUs.
+        """A strategy that registers the hook of DDPStrategy's arguments by Lightning's own function, which Lightning itself
+        calls only on GPUs.
         """
 
         def _register_ddp_hooks(self) -> None:

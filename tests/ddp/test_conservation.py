@@ -51,7 +51,9 @@ def test_a_step_that_is_not_taken_changes_no_memory_under_any_rule(edges: list[d
 
 @pytest.mark.parametrize("way", ["found", "named", "resumed"])
 def test_memories_follow_the_scale_of_the_loss(edges: list[dict[str, Any]], way: str) -> None:
-    """Check that trainings with and without a loss scale have equal memories, bit for bit, since scales are powers of two."""
+    """Check that the memories under a loss scale, divided by the scale, equal those without a scale bit for bit, since scales
+    are powers of two.
+    """
     assert [found["scaled"][way] for found in edges] == [0.0] * RANKS
 
 

@@ -86,8 +86,8 @@ def test_a_process_that_compiles_imports_neither_torch_nor_mpi() -> None:
 
 @pytest.mark.long
 def test_a_cold_cache_is_filled_once_and_told(tmp_path: Path) -> None:
-    """Check the messages of a first run, and that a second run has none, with the cheapest scheme, whose few kernels take a
-    second or two.
+    """Check that a first run reports the compilation, and a second run does not. The scheme is the cheapest: its few kernels
+    take a second or two.
     """
     program = "from psnode.cli import main; import sys; sys.exit(main(sys.argv[1:]))"
     told = []
@@ -189,7 +189,7 @@ def test_the_rest_of_a_codec_follows_its_parts(cores: int, fails: bool, monkeypa
     """Check that the rest of a codec is compiled after its parts. A part takes a while, so a job that did not wait for the
     parts would overtake them.
 
-    A child process that has ended answers nothing. The assertions hold on a machine of any speed.
+    If `fails`, each child process ends at its part and answers nothing. The assertions hold on a machine of any speed.
     """
     taken: list[Piece] = []
 

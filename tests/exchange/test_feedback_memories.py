@@ -178,8 +178,8 @@ def test_what_a_tensor_is_owed_leaves_at_once_where_it_is_compressed_no_more(tmp
 
 
 def test_memories_in_units_of_unlike_learning_rates_stay_what_they_are_in_weights(tmp_path: Path) -> None:
-    """Check residuals that were written at different learning rates and are coded in one segment: rate times residual stays.
-    A tensor that was left out for some steps has another rate.
+    """Check that rate times residual stays the same for residuals that were written at different learning rates and are coded
+    in one segment. A tensor that was left out for some steps has another rate.
     """
     scheme = resolve(Config(**RULES["ef in weights"]))
     rng, tensors = np.random.default_rng(3), {}

@@ -109,8 +109,8 @@ def test_at_the_end_everybody_is_released_and_who_is_lost_is_not() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_whatever_ranks_do_no_more_than_the_bound_lies_between(seed: int) -> None:
-    """Check that at most the bound is in flight, by a model of each rank's queue. Ranks take their weights in pieces, or
-    nothing for long.
+    """Check that at most the bound is in flight, by a model of each rank's queue. Ranks take their weights in pieces, or take
+    nothing for a long time.
     """
     rng = random.Random(seed)
     weights, version_bytes = 30 * MIB, 7 * MIB

@@ -37,8 +37,8 @@ def vectors(uses: tuple[object, ...], vector: int) -> dict[str, float]:
 
 
 def test_error_feedback_keeps_weights_gradient_and_residual_on_a_worker() -> None:
-    """Check the vectors of a worker and of the master. A top-k coordinate in 100 takes 1.5 % of float32's bytes: 32 bits,
-    and about eight for the index.
+    """Check the vectors of a worker and of the master. One coordinate in 100, as topk sends it, takes 1.25 % of float32's
+    bytes: 32 bits for the value, and about eight for the index.
     """
     found = need("topk", workers=3)
     assert found.vector == 4 * SIZE

@@ -99,8 +99,8 @@ def test_a_gradient_that_is_not_finite_changes_no_memory(
 def test_huge_values_beside_a_nan_are_not_sent_later(
     given: Given, ends: tuple[FrameChannel, FrameChannel], sender: GradientSender
 ) -> None:
-    """Check that huge values in a gradient with a NaN do not enter the residual, also for payloads that are added back and
-    for codebooks that are fitted.
+    """Check that huge values in a gradient with a NaN do not enter the residual, neither when payloads are added back to it
+    nor when codebooks are fitted.
     """
     good = given.vector.copy()
     given.vector[7], given.vector[99], given.vector[7900] = 1e30, 1.2345e24, np.nan

@@ -25,7 +25,8 @@ class Stream:
 class Streams:
     """The current stream of each thread (at first "training"), and `notes` of all actions, in order.
 
-    A note is (action, name of the stream, subject). The action is that a stream or the host records or awaits an event.
+    A note is (action, name of the stream, subject). Streams record and await events, and the host awaits them; a test may
+    note other actions.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:

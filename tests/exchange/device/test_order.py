@@ -29,8 +29,8 @@ def streams(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Streams:
 
 
 def test_memories_come_to_the_host_behind_the_masking_of_momenta(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check that reading the memories waits for an event that the coding stream records after the masking; no other code
-    waits for the masking.
+    """Check that reading the memories waits for an event that the coding stream records after the masking. Otherwise the
+    reading, on another stream, could come first.
     """
     whole, read = DeviceSegment._forget, torch.Tensor.cpu
 

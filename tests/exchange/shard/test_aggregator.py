@@ -59,8 +59,8 @@ def test_ties_fall_either_way_alike_often() -> None:
 
 
 def test_coordinates_that_are_zero_for_all_do_not_drift() -> None:
-    """Check over 500 keys that the summed updates of four workers with zeros of both signs are a random walk (7e-4 of seeds
-    fail).
+    """Check over 500 keys that updates from four workers' zeros, of both signs, sum to no more than a random walk does; 7e-4
+    of the seeds would fail.
     """
     zeros = [np.zeros(100, np.float32), np.full(100, -0.0, np.float32)] * 2
     for spec in ("sign", "identity"):

@@ -58,7 +58,7 @@ def test_its_checkpoints_and_versions_are_those_of_the_host(
     """Compare a job whose master uses the device with a job on the host: checkpoints, and hashes of all versions from the
     master's history.
 
-    Workers compare their weights with the master's at every version.
+    In both jobs the master compares the workers' hashes of every version with its own.
     """
     settings = SETTINGS | settings | {"hash_every": 1, "record_history": True}
     assert run(Config(train_dir=tmp_path / "host", **settings)) == 0
@@ -84,8 +84,8 @@ def test_a_run_begins_on_either_and_goes_on_on_the_other(cupy: FakeCupy, tmp_pat
 def test_a_checkpoint_that_is_still_being_written_keeps_its_values(
     cupy: FakeCupy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Check that a checkpoint keeps its values if it is written late, when the host already has the values of two versions
-    later, which were copied to be hashed.
+    """Check that a checkpoint keeps its values if it is written late: the values of a version two later have then been copied
+    to the host to be hashed.
     """
     settings = SETTINGS | {"scheme": "qsgd", "record_history": True}
     assert run(Config(train_dir=tmp_path / "host", **settings)) == 0

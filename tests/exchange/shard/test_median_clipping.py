@@ -25,8 +25,8 @@ CLIP = "mean:clip=median"
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
 def test_at_least_half_of_the_pushes_are_added_whole_and_none_is_longer_than_an_honest_one(count: int) -> None:
-    """Check that half of the pushes are added unscaled, and that no scaled push is longer than the longest honest one. Norms
-    are 1, 2, ... in all orders; liars, fewer than half, multiply the largest by 1e30.
+    """Check that half of the pushes, rounded up, are added unscaled, and that no push is added with a norm above that of the
+    longest honest one. Norms are 1, 2, ... in all orders; liars, fewer than half, multiply the largest by 1e30.
     """
     for norms in itertools.permutations([float(number) for number in range(1, count + 1)]):
         honest = count - (count - 1) // 2

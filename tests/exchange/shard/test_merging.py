@@ -23,7 +23,7 @@ SEED = 1
 
 
 def initial(plan: Plan) -> np.ndarray:
-    """Return the initial parameters of every rank."""
+    """Return the parameters with which every rank starts, as one vector."""
     task = Classification("LeNet", "digits", seed=SEED)
     torch.manual_seed(SEED)
     tensors = task.model().state_dict()
@@ -47,8 +47,8 @@ def weights(folder: Path, scheme: str, plan: Plan) -> np.ndarray:
 
 @pytest.mark.parametrize("name", ["countsketch", "countmean"])
 def test_what_is_applied_is_the_decoded_sketch_of_the_workers_sum(tmp_path: Path, name: str) -> None:
-    """Check that the update is the decoded sketch of the workers' sum: the median of a sum is not the sum of medians, so
-    decoding each sketch alone gives other weights.
+    """Check that the update is the decoded sketch of the workers' sum. For countsketch, decoding each sketch alone would give
+    other weights: the median of a sum is not the sum of the medians.
     """
     run(config(tmp_path / "plan", name))
     plan = Plan.from_dict(json.loads((tmp_path / "plan" / "config.json").read_bytes())["plan"])

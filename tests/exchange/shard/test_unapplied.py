@@ -28,7 +28,7 @@ def offered(frame: Frame) -> tuple[Origin, Frame]:
 
 
 def stopped() -> Rounds[Frame]:
-    """Return the rounds of three workers and two groups after version 1, made from the gradients of worker 1; a gradient of
+    """Return the rounds of three workers and two groups at version 1, which the gradients of worker 1 made; a gradient of
     worker 2 waits.
     """
     rounds = Rounds[Frame]([Slot(0), Slot(1)], Bounded(None), by_rank=True, add=lambda frame: None, close=lambda slot: None)

@@ -49,8 +49,8 @@ def network() -> nn.Module:
 
 
 class Job:
-    """A master's handle and the shards of `workers` workers, whose gradients the test sends. All orders of a round are
-    really sent.
+    """A master's handle and the shards of `workers` workers, whose gradients the test sends. Orders of a round go through the
+    transport.
     """
 
     def __init__(self, workers: int, **settings: Any) -> None:

@@ -1,4 +1,4 @@
-"""Messages between master and shard: a written message is read as the same message, and any other is refused."""
+"""Messages between master and shard are read as they were written, and bytes that are no message are refused."""
 
 from __future__ import annotations
 

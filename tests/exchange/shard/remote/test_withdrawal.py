@@ -257,8 +257,8 @@ def check(world: World) -> None:
 
 
 def sends(rank: int, receivers: Sequence[int], groups: int, *, skips: int | None = None) -> list[tuple[int, Any]]:
-    """Return all messages that `rank` sends in a round: the gradients of the groups in order, each to all receivers. Before
-    group `skips` it announces instead that it skips the step.
+    """Return all messages that `rank` sends in a round: the gradients of the groups in order, each to all receivers. With
+    `skips`, only groups before this one are sent, and then the announcement that the rank skips the step.
     """
     until = groups if skips is None else skips
     found: list[tuple[int, Any]] = [(to, ("gradient", rank, group)) for group in range(until) for to in receivers]
