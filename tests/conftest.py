@@ -108,10 +108,10 @@ def sample(config: pytest.Config, items: list[pytest.Item]) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Assign tests to groups, and sample the sweeps and the long tests.
 
-    With --dist loadgroup, each group runs on one worker of pytest-xdist. Tests that start jobs are divided into the groups
-    SERIAL and JOBS: while the ranks of a job of one group wait, a job of the other keeps the cores busy. The tests in JOBS
-    check only results, not timing. Every other file is a group of its own, so that only one process makes its fixtures and
-    compiles its kernels.
+    With --dist loadgroup, each group runs on one worker of pytest-xdist. Tests that start jobs of several processes are
+    divided into the groups SERIAL and JOBS: while the ranks of a job of one group wait, a job of the other keeps the cores
+    busy. The tests in JOBS check only results, not timing. Every other file is a group of its own, so that only one process
+    makes its fixtures and compiles its kernels.
     """
     sample(config, items)
     groups = {item: _group(item) for item in items}

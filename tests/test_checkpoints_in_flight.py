@@ -90,7 +90,7 @@ def test_steps_go_on_while_a_checkpoint_is_written_and_it_holds_its_version(
     tmp_path: Path, undisturbed: dict[int, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check that steps continue while a checkpoint is written, and that it holds its version. The writers of version 4 wait
-    until step 6 is being computed; checkpoints of versions 2 and 6 do not exist then.
+    until step 6 is being computed. Only versions 4 and 8 have checkpoints here.
     """
     task, own = Noted(), Snapshot.read
 

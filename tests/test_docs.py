@@ -108,7 +108,7 @@ def check_study(words: list[str]) -> None:
 
 
 def check_script(words: list[str]) -> None:
-    """Check that the script exists and accepts the flags, and check the command or flags of train after `--`."""
+    """Check that the script exists and accepts the flags, and check the command, or the flags of train, that follow `--`."""
     script = ROOT / words[0]
     split = words.index("--") if "--" in words else len(words)
     text, rest = script.read_text(), words[split + 1 :]
@@ -191,7 +191,9 @@ def test_every_block_of_python_in_docs_has_a_test_that_runs_it() -> None:
 
 
 def test_every_page_has_a_place_in_the_navigation() -> None:
-    """Check that the navigation lists every page, without the programs that build the site, which also refuse a missing page."""
+    """Check that the navigation lists every page except those of decisions/ and results/. No program that builds the site is
+    needed; these would also refuse a missing page.
+    """
     _, _, navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")
     found = {str(page.relative_to(ROOT / "docs")) for page in PAGES if page.is_relative_to(ROOT / "docs")}
     listed = set(re.findall(r"^ +- (?:.*: )?(\S+\.md)$", navigation, re.M))

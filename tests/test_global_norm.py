@@ -1,4 +1,4 @@
-"""--clip-grad-norm: weights and norms equal those of a torch loop with clip_grad_norm_."""
+"""--clip-grad-norm: weights and norms equal those of a torch loop that clips by the norm of all gradients."""
 
 from __future__ import annotations
 

@@ -166,8 +166,9 @@ MAKERS = {"shard.Shard", "served_model.ServedModel", "distributed_shard.Distribu
 
 
 def test_the_master_reaches_the_data_plane_through_the_shard() -> None:
-    """Check that the master imports routes, the rule, the shard's handle and events with their types, flow control, and facts
-    known before the shard exists (the machine and its memory, predictions, kernels), but no part that a shard is made of.
+    """Check that the master imports from the data plane only routes, the rule, the shard's handle and events with their
+    types, flow control, and facts known before the shard exists (the machine and its memory, predictions, kernels). Only the
+    files that make a shard import its class.
     """
     shard = {
         "route",
@@ -201,7 +202,9 @@ def imported_by_the_master() -> dict[str, set[str]]:
 
 
 def test_llvm_text_stands_in_one_package() -> None:
-    """Check that other modules call this package's functions, each of which has an equivalent in NumPy."""
+    """Check that only psnode.codecs.kernels.llvm contains LLVM instructions. Other modules call its functions, each of which
+    has an equivalent in NumPy.
+    """
     words = re.compile(r"\b(llvmlite|intrinsic|lower_builtin|type_callable)\b")
     users = {str(path.parent.relative_to(PACKAGE)) for path in SOURCES if any(words.search(line) for line in code_of(path))}
     assert users == {"codecs/kernels/llvm"}
@@ -212,7 +215,9 @@ AMBIGUOUS = {"gather"}  # also a verb: only texts are names of topologies
 
 
 def test_one_package_knows_topologies_by_name() -> None:
-    """Check the names and texts of the code for names of topologies. The measurements are exempt, since they compare jobs."""
+    """Check that among the packages that make up a job, only exchange/routes and the settings name topologies. The
+    measurements are exempt, since they compare jobs.
+    """
     readers = {
         str(path.relative_to(PACKAGE))
         for path in SOURCES
@@ -271,7 +276,7 @@ def test_imports_inside_functions_count(tmp_path: Path) -> None:
 
 
 def test_kernels_are_the_bottom_of_the_codecs() -> None:
-    """Check that kernels know only arrays and random words; codecs, stages and sources lie above them."""
+    """Check that kernels know only arrays, random words and errors; codecs, stages and sources lie above them."""
     below = {"psnode.codecs.arrays", "psnode.codecs.rng", "psnode.errors"}
     kernels = [found for found in OWN if found.path.parent == PACKAGE / "codecs" / "kernels"]
     assert [shown(found) for found in kernels if found.module not in below and ".kernels." not in found.module] == []
@@ -303,8 +308,8 @@ def test_formulas_are_below_the_codecs_that_run_by_them() -> None:
 
 
 def test_formulas_are_loaded_where_they_are_asked_for() -> None:
-    """Check that only codecs derived from Generated or its bases import formulas at the top; others do so only inside
-    functions.
+    """Check that formulas are imported at the top only by codecs derived from Generated, directly or through a base, and by
+    psnode.codecs.device.cupy; other modules import them only inside functions.
     """
     rows, exchange = PACKAGE / "codecs" / "rows", PACKAGE / "exchange"
     device = {*DEVICE.rglob("*.py"), *(exchange / "device").iterdir(), exchange / "update" / "device_steps.py"}

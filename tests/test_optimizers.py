@@ -39,9 +39,7 @@ def net(width: int = 24) -> nn.Module:
 
 
 class Counting(torch.optim.Optimizer):
-    """An optimizer whose state has a tensor of another shape, numbers of every type, and a tensor that
-    belongs to no parameter.
-    """
+    """An optimizer whose state has a tensor of another shape, numbers of every type, and the gradient itself."""
 
     def __init__(self, params: Any, lr: float) -> None:
         super().__init__(params, {"lr": lr, "seen": 0})

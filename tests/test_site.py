@@ -87,7 +87,9 @@ def test_a_dead_link_and_a_dead_anchor_are_found(tmp_path: Path) -> None:
 
 
 def test_no_page_loads_anything_from_another_host(site: Path, pages: dict[Path, Page]) -> None:
-    """Check scripts, styles, pictures and fonts. The pages have no diagrams, whose program Material loads from another host."""
+    """Check scripts, styles, pictures and fonts, and that no page has a diagram: Material loads the program that draws
+    diagrams from another host.
+    """
     loaded = {link for page in pages.values() for link in page.loaded}
     assert any(link.endswith(".js") for link in loaded)
     assert any(link.endswith(".css") for link in loaded)

@@ -432,8 +432,8 @@ def test_the_ratio_falls_over_the_epochs_asked_for(tmp_path: Path) -> None:
 
 
 def test_dgc_sends_less_than_a_270th_of_float32_at_full_sparsity(tmp_path: Path) -> None:
-    """Check all bytes if a thousandth of the matrices and all vectors are sent; indices, headers and all other frames of the
-    job count too.
+    """Check the bytes of gradients if a thousandth of the matrices and all vectors are sent; indices and frame headers count
+    too.
     """
     run(config(tmp_path / "run", scheme="dgc", network="torchvision:resnet18", dataset="synthetic", synthetic_shape=(3, 32, 32),
                local=1, batch_size=2, max_steps=3, sparsity_warmup_epochs=0))  # fmt: skip

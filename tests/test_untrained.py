@@ -21,7 +21,7 @@ from psnode.task import Task
 
 
 class Numbers:
-    """Sixty examples of four numbers, with their targets."""
+    """Sixty examples of four numbers, without targets."""
 
     def __len__(self) -> int:
         return 60
@@ -195,7 +195,7 @@ class Stateful(nn.Linear):
 
 
 class Unfinished(nn.Linear):
-    """A layer with an unused parameter that holds `value`, and a buffer that does."""
+    """A layer with an unused parameter and a buffer, both of which contain `value`."""
 
     def __init__(self, value: float, *, trained: bool = True) -> None:
         super().__init__(4, 4)

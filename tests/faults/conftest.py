@@ -129,7 +129,7 @@ class Job:
 
 @pytest.fixture
 def launched(tmp_path: Path) -> Iterator[Callable[..., Job]]:
-    """Return `launched(4, "--max-steps", "20")`, which starts a job; the job is killed after the test."""
+    """Return a function that starts a job, as in `launched(4, "--max-steps", "20")`; the job is killed after the test."""
     pytest.importorskip("mpi4py")
     jobs: list[Job] = []
 

@@ -93,8 +93,8 @@ def test_a_run_that_need_not_wait_resumes(tmp_path: Path, rule: dict[str, Any]) 
 
 @pytest.mark.parametrize(("codec", "memory"), [("topk:ratio=0.05", "residual"), ("qsgd:levels=1", "residual")])
 def test_what_a_gradient_carried_returns_to_the_residual(codec: str, memory: str) -> None:
-    """Check that a payload C(p) which is given back returns to the residual: after a push of p it holds p - C(p), then p,
-    the sum of all gradients so far.
+    """Check that a payload C(p) which is given back returns to the residual. After a push of p the residual is p - C(p);
+    after the return it is p, the sum of all gradients so far.
     """
     ends = loopback_group(2)
     plan = make_plan(

@@ -115,7 +115,7 @@ def test_bytes_that_a_run_sent_down_are_those_of_its_frames(
 
 
 class Seen(Classification):
-    """Digits that record the examples on which each model has computed, in order."""
+    """A task on digits that records, in order, the examples on which each model has computed."""
 
     def __init__(self) -> None:
         super().__init__("FC", "digits", seed=3)
@@ -143,7 +143,9 @@ class Seen(Classification):
 
 
 def steps_of(batches: list[tuple[int, ...]]) -> tuple[int, list[int]]:
-    """Return the rank that has these examples as its share, and its steps counted from 1; a repeated step counts once."""
+    """Return the worker, counted from 0, that has these examples as its share, and its steps counted from 1; a repeated step
+    counts once.
+    """
     places = {}
     for epoch in range(3):
         order = np.random.Generator(

@@ -134,7 +134,9 @@ def lose_what_was_not_synced(train_dir: Path, volatile: set[int]) -> None:
 
 
 class TestEverySystemCall:
-    """Faults at each system call of the writer of a checkpoint of four files. One checkpoint already exists, and one is kept."""
+    """Faults at each system call by which the writer of a checkpoint of four files changes files. An earlier checkpoint
+    exists, and only the newest one is kept.
+    """
 
     pytestmark = at_calls
 
@@ -231,10 +233,10 @@ def test_a_read_only_disk_keeps_its_checkpoint_and_starts_no_job(small_disk: Pat
 
 
 class Fills(Classification):
-    """Digits that fill the disk in one step and free the space in another.
+    """A task on digits that fills the disk in one step and frees the space in another.
 
-    Before filling, the task waits for the event `kept`, which means that a checkpoint is on the disk; before freeing, for
-    the event `told`. It counts steps by their backward passes, the first of which measures the order of gradients.
+    Before filling, the task waits for the event `kept`, which means that a checkpoint is on the disk; before freeing, for the
+    event `told`. It counts steps by their backward passes, the first of which measures the order of gradients.
     """
 
     def __init__(self, disk: Path, full: int = -1, free: int | None = None, kept: threading.Event | None = None) -> None:

@@ -28,7 +28,7 @@ HERE = Path(__file__).name
 
 
 class Torn:
-    """Data whose batches cannot be read on worker `rank` from batch number `first` on."""
+    """Data whose batches cannot be read from batch number `first` on."""
 
     def __init__(self, data: Any, first: int) -> None:
         self.data, self.first, self.count = data, first, 0
@@ -219,7 +219,7 @@ class Lies(Classification):
 
 
 class Alone(Classification):
-    """A task on digits in which only worker 2's batch of the fourth step holds a NaN."""
+    """A task on digits in which only worker 2's loss of the fourth step is NaN."""
 
     def __init__(self) -> None:
         super().__init__("LeNet", "digits", seed=1)

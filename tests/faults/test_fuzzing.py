@@ -1,4 +1,4 @@
-"""20 000 random inputs (100 000 with --long), and the output of scripts/fuzz.py if a decoder fails."""
+"""scripts/fuzz.py on 20 000 random inputs (100 000 with --long), and its reader on decoders with a fault and on the corpus."""
 
 from __future__ import annotations
 

@@ -87,8 +87,8 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("bias", [-7.0, -80.0])
 def test_one_dense_worker_is_plain_torch_however_rare_the_positives_are(tmp_path: Path, bias: float) -> None:
-    """Compare a run with plain torch. With a bias of -80, a batch without a positive example has a gradient of 1e-35, and a
-    batch with one of .03.
+    """Compare a run with plain torch. With a bias of -80, the gradient is 1e-35 for a batch without a positive example, and
+    .03 for a batch that has one.
     """
     task = Rare(bias)
     assert run(config(tmp_path, 1), task) == 0

@@ -21,7 +21,7 @@ from tests.faults.test_hostile import Lie, settings, train, with_body
 
 
 def decoded(change: Any) -> Lie:
-    """Return a lie that applies `change` to the float32 values of every payload; for uncoded frames."""
+    """Return a lie that applies `change` to the float32 values of every payload of an uncoded frame."""
 
     def changed(body: bytes) -> bytes:
         count = struct.unpack_from("<I", body)[0]

@@ -57,8 +57,8 @@ def sgd(batches: list[np.ndarray]) -> torch.Tensor:
 
 
 def test_weights_and_momentum_go_on_and_the_rest_of_the_epoch_is_dealt_among_those_who_are_there(tmp_path: Path) -> None:
-    """Compare the weights with torch's after steps of 4 x 8, then 1 x 8, then 3 x 8 examples: the joint batches are
-    consecutive parts of one permutation.
+    """Compare the weights with torch's after steps of 4 x 8, then 1 x 8, then 3 x 8 examples. The joint batches follow each
+    other in one permutation; those of three workers begin at multiples of 24.
     """
     for workers, steps in ((4, 8), (1, 14), (3, 18)):
         assert run(config(tmp_path, local=workers, max_steps=steps, lr=0.005, resume=workers != 4)) == 0

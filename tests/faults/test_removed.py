@@ -60,8 +60,8 @@ def remove_latest(train_dir: Path) -> None:
 
 
 def meddled(monkeypatch: pytest.MonkeyPatch, moment: str, remove: Callable[[Path], None], train_dir: Path, step: int) -> None:
-    """Make `remove` run once, before or after a function of the checkpoint of `step`. `moment` is "before NAME" or "after
-    NAME".
+    """Make `remove` run once, before or after a function is called for the checkpoint of `step`. `moment` is "before NAME" or
+    "after NAME".
     """
     where: Any
     when, name = moment.split()

@@ -25,7 +25,9 @@ FLAGS = ["--scheme", "qsgd", "--feedback", "ef", "--record-history", "--hash-eve
 
 
 def told(job: Any) -> list[tuple[str, int | None]]:
-    """Return the events with their ranks, except "resharded" at the end of an epoch, which may come at any time."""
+    """Return the events with their ranks, except "resharded": the end of an epoch, when it is recorded, may fall anywhere in
+    the run.
+    """
     return [(event["event"], event["rank"]) for event in job.events() if event["event"] != "resharded"]
 
 

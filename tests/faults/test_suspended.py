@@ -63,7 +63,9 @@ def test_a_stopped_worker_is_put_aside_and_let_in_again(launched: Launched, down
 
 @pytest.mark.long
 def test_a_stall_of_nine_seconds_leaves_nobody_out_of_a_synchronous_run(launched: Launched) -> None:
-    """Check that every round includes both workers, although steps take milliseconds, unless --deadline sets another rule."""
+    """Check that without --deadline every round includes both workers, even if one stalls for nine seconds while steps take
+    milliseconds.
+    """
     job = launched(2, "--scheme", "dense", "--max-steps", "100000", deadline="")
     job.wait_for_step(20)
     pid = job.pid(2)

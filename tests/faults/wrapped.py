@@ -1,4 +1,4 @@
-"""Jobs over the loopback transport in which an end can do more than send."""
+"""Whole jobs over the loopback transport, whose ends a test can wrap to count or change messages."""
 
 from __future__ import annotations
 

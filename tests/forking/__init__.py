@@ -1,15 +1,15 @@
 """Processes of tests that are forked from a server which has already imported torch, Numba and psnode.
 
-Imports take five sixths of a rank's processor time when its job trains for three steps. `FORKING.python()` returns the path of an
-executable that takes a command line as Python does (client.py). The client asks a server (server.py; one per process of tests)
-for a fork with the client's arguments, environment, folder and files, and stays as the fork's stand-in: it forwards signals, ends
-as the fork ends, and the fork is killed if the client is. The server refuses if the fork would differ from a new interpreter:
-because of a variable that is read during imports, limits, cores, namespaces, or another psnode on the path. The client then
-becomes an ordinary interpreter.
+Imports take five sixths of a rank's processor time when its job trains for three steps. `FORKING.python()` returns the path
+of an executable that takes a command line as Python does (client.py). The client asks a server (server.py; one per process of
+tests) for a fork with the client's arguments, environment, folder and files, and stays as the fork's stand-in: it forwards
+signals, ends as the fork ends, and the fork is killed if the client is. The server refuses if the fork would differ from a
+new interpreter, for example because of a variable that is read during imports, limits, cores, namespaces, or another psnode
+on the path. The client then becomes an ordinary interpreter.
 
-The fork's process id is not that of the client; `fork_of` returns it. A test must start `sys.executable` instead if it reads a
-process's /proc or looks at its parents. A fork has every module of psnode already, so that a missing or circular import shows
-only in tests that start `sys.executable`.
+The fork's process id is not that of the client; `fork_of` returns it. A test must start `sys.executable` instead if it reads
+a process's /proc or looks at its parents. A fork has most modules of psnode already, so that a missing or circular import of
+theirs shows only in tests that start `sys.executable`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The server of forks (see the package). It imports the modules that ranks need, has one thread and runs no part of psnode.
+"""The server of forks (see the package). It imports the modules that ranks need, loads cached kernels, and has one thread.
 
 The server ends when its standard input is closed. In a fork, `serve` returns the request, and the fork continues as the
 interpreter's main program. It thus ends as any program does: threads are joined, exit handlers run, an exception is printed.
@@ -85,7 +85,7 @@ class Request(NamedTuple):
 
 
 def import_all() -> None:
-    """Import torch, Numba and psnode's modules. No import starts MPI, a thread or a device."""
+    """Import torch, Numba and the modules of PACKAGES. No import starts MPI, a thread or a device."""
     import numba
     import safetensors.torch  # noqa: F401
     import torch._dynamo  # noqa: F401  # every optimizer imports it, which takes 2 s

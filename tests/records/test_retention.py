@@ -60,7 +60,9 @@ def test_one_that_is_being_read_stays_until_it_is_not(tmp_path: Path) -> None:
 
 
 def test_one_that_is_being_read_stays_also_when_its_verdict_is_written_meanwhile(tmp_path: Path) -> None:
-    """Check that a checkpoint stays while it is read, although its verdict replaces the manifest by another file."""
+    """Check that a checkpoint stays while it is read, even if a verdict is written, which replaces the manifest by a new
+    file.
+    """
     published(tmp_path, range(1, 5))
     first = checkpoint.complete(tmp_path)[0]
     with reading(first):
@@ -73,8 +75,8 @@ def test_one_that_is_being_read_stays_also_when_its_verdict_is_written_meanwhile
 
 
 def of_start(train_dir: Path, begun: str, since: int, steps: list[int]) -> None:
-    """Publish checkpoints at `steps` of the start `begun` of a job, which continued from step `since`. The weights name the
-    start.
+    """Publish the checkpoints that one start of a job made at `steps`. `begun` names the start, which continued from step
+    `since`; the weights contain this name.
     """
     for step in steps:
         draft = staging.StagedCheckpoint(train_dir, step)

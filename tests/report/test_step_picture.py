@@ -42,7 +42,7 @@ PATH = CriticalPath(7, 10.0, 11.0, 2, ())
 
 
 def bars(drawing: Element) -> list[tuple[str, float, float, float]]:
-    """Return the style, left edge, right edge and height of every bar, without the legend's."""
+    """Return the style, left edge, right edge and top edge of every bar, without the legend's."""
     found = []
     for rect in drawing.iter("rect"):
         if rect.find("title") is not None:

@@ -1,5 +1,5 @@
-"""Ways to group the tensors of a model whose costs are made up: the list of ways, and their steps, which are those of
-job_step.
+"""Ways to group the tensors of a model with made-up costs: the list of ways, and the seconds of their steps, which equal
+those of job_step.
 """
 
 from __future__ import annotations

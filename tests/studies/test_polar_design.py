@@ -18,7 +18,9 @@ RATE = 1.0
 
 
 def entropies_of_a_value(levels: int, step: float, noise: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return the entropy of each bit given the bits below it, in bits: by summation, and the same given x by quadrature."""
+    """Return the entropy, in bits, of each bit given the bits below it, by summation; and the same entropies given also x, by
+    quadrature.
+    """
     k = np.arange(2**levels)
     points = (k - (k.size - 1) / 2) * step
     p = np.exp(-(points**2) / (2 * (1 - noise)))

@@ -138,7 +138,7 @@ class OwnWidth(Sized):
 
 
 class Unequal(Small):
-    """A task whose models size their buffer by the number of models built before."""
+    """A task whose models size their buffer by the number of models built so far."""
 
     def __init__(self) -> None:
         self.turn = itertools.count(1)

@@ -57,7 +57,7 @@ class Ranks:
             self._waiting[arrival.source, tag].append(arrival)
 
     def meet(self) -> None:
-        """Block until every rank has called this method equally often; fail if any other message has arrived by then."""
+        """Block until every rank has called this method equally often; fail if a rank is at another check."""
         self._meetings += 1
         word = b"%d" % self._meetings
         others = range(1, self.size) if self.rank == 0 else range(1)

@@ -167,7 +167,7 @@ class Segments(nn.Module):
 
 
 def collected(model: Segments, late: list[str]) -> dict[str, np.ndarray]:
-    """Return the gradients of three uses at the moment when their groups are reported."""
+    """Return the gradients of the model by name, as they are at the moment when their groups are reported."""
     plan = make_plan(describe(model), "identity", group_by="layer")
     gradients = Gradients(trainable(model), plan, torch.device("cpu"))
     sent: dict[int, np.ndarray] = {}

@@ -305,7 +305,7 @@ class Functions(TorchFunctionMode):
 
 @pytest.mark.parametrize("kind", [Operators, Functions])
 def test_modes_are_left_in_the_order_in_which_they_were_entered(kind: Callable[[], Any]) -> None:
-    """Check a model that enters its own mode after psnode's modes: this mode is left before them."""
+    """Check that a mode which is entered after psnode's modes stays active, and is left before them."""
     model = nn.Linear(3, 3)
     vector, _ = flat(model)
     with FirstUse(model, AtOnce(), vector):
@@ -363,7 +363,7 @@ def unseen() -> None:
 
 
 def hooked(call: Callable[[], object]) -> None:
-    """Run a backward pass within the forward pass that first calls the model."""
+    """Within the forward pass, run a backward pass that first calls the model."""
     x = torch.ones(3, requires_grad=True)
     x.register_hook(lambda _: under(nullcontext(), call))
     y = x.sum()
@@ -372,7 +372,7 @@ def hooked(call: Callable[[], object]) -> None:
 
 
 def differentiated(model: nn.Module, *, reentrant: bool) -> None:
-    """Compute gradients within the forward pass, by a backward pass that calls the model again."""
+    """Within the forward pass, compute gradients by a backward pass that calls the model again."""
     x = torch.ones(2, 3, requires_grad=True)
     y = checkpoint.checkpoint(model, x, use_reentrant=reentrant)
     y.sum().backward() if reentrant else torch.autograd.grad(y.sum(), x)

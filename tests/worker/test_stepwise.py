@@ -293,8 +293,8 @@ def test_a_loss_that_is_not_finite_is_told_with_rank_and_step(tmp_path: Path) ->
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_weighed_steps_are_those_of_plain_sgd_on_the_joined_examples(tmp_path: Path, count: int) -> None:
-    """Check that weighed steps equal plain SGD on the joined examples, if in each batch only the first n examples count,
-    with a different n.
+    """Check that weighed steps equal plain SGD on the joined examples, if only the first n examples of a batch count and n
+    differs from batch to batch.
     """
     counts, plain, model, steps = [4, 1, 3, 2, 1, 4], Net(), Net(), 6 // count
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)

@@ -63,7 +63,7 @@ class Measured(Counting):
 
 
 class Broken(Noisy):
-    """A data set whose example 7 fails in the given way."""
+    """A data set that fails in the given way: at example 7, or because all examples have different sizes."""
 
     def __init__(self, way: str) -> None:
         self.way = way

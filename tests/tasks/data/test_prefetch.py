@@ -11,7 +11,7 @@ from psnode.tasks.data.sampler import Sampler
 
 
 class Recording:
-    """Data whose batches are their indices. Counts calls, and may fail or stop at one of them."""
+    """Data whose batches are their indices. Counts calls, and may fail at one of them."""
 
     def __init__(self, length: int = 40, fail_at: int = -1) -> None:
         self.length, self.fail_at = length, fail_at

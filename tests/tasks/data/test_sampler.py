@@ -140,7 +140,7 @@ def test_fewer_examples_than_a_step_takes_are_refused():
 
 def test_a_share_goes_on_where_its_worker_was_though_that_is_before_the_steps_of_the_deal() -> None:
     """Check that a returning worker's share continues at its own position. The worker had taken ten steps of the deal among
-    three; the deal among the other two begins after 70 epochs.
+    three workers; the deal among two begins after 70 epochs.
     """
     sampler = Sampler(length=60, worker=0, workers=2, batch=5, sample_offset=70 * 6 - 70 * 4)
     behind = sampler.finished(10, 3)  # 2 epochs of 4 steps and 2 steps: half an epoch, which now has 6 steps
