@@ -189,7 +189,9 @@ def test_the_loop_of_the_page_is_that_of_the_example() -> None:
 
 
 def test_every_block_of_python_is_run_by_a_test() -> None:
-    """Check that the files of tests which PYTHON names exist; tests/test_docs.py checks that it names one for every block."""
+    """Check that the files of tests which PYTHON names exist; tests/test_docs.py compares their number with the blocks of
+    each page.
+    """
     for page, tests in PYTHON.items():
         for name in tests:
             assert (ROOT / "tests" / name).is_file(), f"{page}: {name}"

@@ -1,4 +1,4 @@
-"""The shell scripts: free of warnings, and consistent with the README."""
+"""The shell scripts: free of shellcheck's warnings, executable, and stopped by their first failure; some are run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attack: the manifest lists a device by its absolute path, so that a reader would never reach the end."""
+"""Attack: the manifest lists an endless device by its absolute path; a reader would never reach its end."""
 
 from __future__ import annotations
 

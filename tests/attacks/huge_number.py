@@ -1,4 +1,4 @@
-"""Attack: a number in config.json has more digits than any float holds."""
+"""Attack: a number in config.json is larger than any float."""
 
 from __future__ import annotations
 

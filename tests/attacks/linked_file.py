@@ -1,4 +1,4 @@
-"""Attack: the file of the model is a link to a device."""
+"""Attack: the file of the model is a link to an endless device."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""`psnode bench step`: a worker whose steps are driven from outside sends its scheme's bytes from the coding device, and
-copies are counted.
+"""`psnode bench step` drives the steps of a worker: the frames have the scheme's bytes, wherever they are coded, and copies
+between device and host are counted.
 """
 
 from __future__ import annotations

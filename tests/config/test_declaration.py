@@ -1,4 +1,6 @@
-"""One declaration of settings for two programs: every kind of field, from flags, texts and files, with each program's errors."""
+"""One declaration of settings for two programs: every kind of field is read from flags, texts and files, with the errors of
+each program.
+"""
 
 from __future__ import annotations
 

@@ -162,9 +162,7 @@ def test_wsd_decays_over_epochs_or_over_a_tenth_of_the_run() -> None:
 
 
 def test_steps_are_counted_from_the_start_of_the_run_whoever_takes_them() -> None:
-    """Check that rates which change at given steps do not depend on the number of workers, and so not on the length of an
-    epoch.
-    """
+    """Check that a schedule in steps keeps its rates if the number of workers, and with it the length of an epoch, changes."""
     for asked in ({"lr_schedule": "multistep", "lr_milestone_steps": (20,)}, {"lr_schedule": "shrink", "lr_shrink_steps": 5}):
         config = Config(lr=LR, warmup_steps=10, **asked)  # type: ignore[arg-type]
         assert [learning_rate(config, 12, 9)(step) for step in range(40)] == [

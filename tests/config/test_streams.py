@@ -1,4 +1,4 @@
-"""Standard streams that cannot be written: commands end quietly, and a training continues."""
+"""Standard streams that cannot be written: commands end with at most one line of error, and a training continues."""
 
 from __future__ import annotations
 

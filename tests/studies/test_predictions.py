@@ -1,4 +1,6 @@
-"""Predicted beside measured steps: the draw of situations, the cells that are measured, and the figures of the errors."""
+"""Measured steps compared with their predictions: the draw of situations, the cells that are measured, and the figures of the
+errors.
+"""
 
 from __future__ import annotations
 

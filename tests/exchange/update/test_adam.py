@@ -1,4 +1,6 @@
-"""psnode's Adam and AdamW in one pass: torch's moments bit by bit, and torch's steps except for the rounding of a square root."""
+"""psnode's Adam and AdamW in one pass: torch's moments bit for bit, and torch's steps except for the rounding of a square
+root.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""psnode's SGD in one pass equals torch's, term by term and bit by bit."""
+"""psnode's SGD in one pass takes the steps of torch's SGD, bit for bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MNIST's IDX files: all places where they may be, and all ways in which they may be damaged."""
+"""MNIST's IDX files: the places where they may be, and refusals of damaged or missing files."""
 
 import gzip
 

@@ -31,7 +31,9 @@ from psnode.transport.loopback import loopback_group
 
 
 class Job:
-    """A master and two workers, each the root of one group of two layers, or of both groups if `routes` is gather."""
+    """A master and two workers; the model has two layers, each a group. Each worker is the root of one group, or of both
+    groups if `routes` is gather.
+    """
 
     def __init__(self, routes: Any = mesh) -> None:
         self.ends = loopback_group(3)
