@@ -135,8 +135,8 @@ def test_weights_and_losses_are_those_of_torch_on_the_joined_batch(micro: int, r
 
 
 def by_hand(steps: int, spec: str) -> list[torch.Tensor]:
-    """Compute error feedback of summed losses by hand, for a worker's weight w, gradient g and memory e: each worker sends
-    the largest entries of w g + e; the sum of all that is sent is divided by the sum of all w.
+    """Compute error feedback of summed losses by hand. A worker with weight w, gradient g and memory e sends the largest
+    entries of w g + e; the sum of all sent entries is divided by the sum of all w.
 
     The matrices are coded as one vector, and the bias is sent uncoded.
     """

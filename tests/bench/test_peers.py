@@ -196,7 +196,7 @@ def test_an_exchange_has_fixed_gradients_of_the_models_size_and_marks_every_pass
 
 
 def result(steps: int, seed: int, network: str = "LeNet", **trials: list[ContenderRun | None]) -> dict[str, Any]:
-    """Return a result in the form of `run`, from these trials at 100mbit."""
+    """Return a result as `comparison.run` returns it, from these trials at 100mbit."""
     labels = {"floor": Ddp("none").label, "fp32": Ddp("fp32").label, "dense": Psnode("dense").label}
     found = tables({"100mbit": {labels[name]: rounds for name, rounds in trials.items()}}, {"100mbit": {}}, None)
     ground = {**asdict(TINY), "network": network, "steps": steps, "seed": seed}

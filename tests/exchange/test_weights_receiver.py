@@ -366,7 +366,9 @@ def test_frames_that_no_order_explains_are_refused_by_sender_in_one_line(name: s
 
 
 def test_a_sender_that_runs_ahead_fills_no_more_memory_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check the error, and its blame of the sender, when parts of versions that are never due exceed the limit."""
+    """Check that parts of versions that are never due end in an error when they exceed the limit, and that it blames their
+    sender.
+    """
     monkeypatch.setattr("psnode.exchange.weights_receiver.limit_of", lambda weights: 25_000)
     reader = Reader()
     reader.receiver.expect(1)

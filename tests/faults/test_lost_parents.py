@@ -97,7 +97,9 @@ Start = Callable[..., subprocess.Popen[bytes]]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Yield a function that starts a training with two data processes, in its own process group, under a long TMPDIR."""
+    """Yield a function that starts a training in its own process group, with one data process per worker and a long path in
+    TMPDIR.
+    """
     (tmp_path / "task.py").write_text(TASK)
     long = tmp_path / ("x" * 100)
     long.mkdir()

@@ -7,9 +7,9 @@ signals, ends as the fork ends, and the fork is killed if the client is. The ser
 new interpreter, for example because of a variable that is read during imports, limits, cores, namespaces, or another psnode
 on the path. The client then becomes an ordinary interpreter.
 
-The fork's process id is not that of the client; `fork_of` returns it. A test must start `sys.executable` instead if it reads
-a process's /proc or looks at its parents. A fork has most modules of psnode already, so that a missing or circular import of
-theirs shows only in tests that start `sys.executable`.
+The fork's process id is not that of the client. A test that reads a process's /proc or looks at its parents must find the
+fork by `fork_of`, or start `sys.executable` instead. A fork has most modules of psnode already, so that a missing or circular
+import of theirs shows only in tests that start `sys.executable`.
 """
 
 from __future__ import annotations

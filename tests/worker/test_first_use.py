@@ -400,8 +400,8 @@ SHELTERS: dict[str, Callable[[nn.Module, Callable[[], Any]], object]] = {
 
 @pytest.mark.parametrize("shelter", SHELTERS)
 def test_torch_is_as_before_wherever_the_last_weight_comes(shelter: str) -> None:
-    """Check torch's modes: functions that restore modes or keys when they return find the earlier ones, and no mode is left
-    at the end.
+    """Check that torch's modes and dispatch keys are as before, wherever the last weight arrives, even within functions that
+    restore modes or keys when they return.
     """
     keys = str(torch._C._dispatch_tls_local_include_set())
     flag = torch.utils._python_dispatch._is_in_torch_dispatch_mode

@@ -30,7 +30,7 @@ def cupy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeCupy:
 
 
 def mixed(size: int) -> np.ndarray:
-    """Return values with alternate blocks of many and of few values beyond 3."""
+    """Return values in blocks, of which every second one has many values beyond 3 and the others have few."""
     return gaussian(size) * np.where(np.arange(size) // 20480 % 2, 1, 5).astype(np.float32)
 
 
