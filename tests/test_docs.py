@@ -191,8 +191,8 @@ def test_every_block_of_python_in_docs_has_a_test_that_runs_it() -> None:
 
 
 def test_every_page_has_a_place_in_the_navigation() -> None:
-    """Check that the navigation lists every page except those of decisions/ and results/. No program that builds the site is
-    needed; these would also refuse a missing page.
+    """Check that the navigation lists every page except those of decisions/ and results/. The programs that build the site
+    also refuse a missing page, but they are not needed here.
     """
     _, _, navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")
     found = {str(page.relative_to(ROOT / "docs")) for page in PAGES if page.is_relative_to(ROOT / "docs")}

@@ -4,7 +4,7 @@
         --no-tensorboard --max-steps 7 --train-dir runs/SCHEME
 
 The hashes below are those of this commit after 20 steps, with the variables of ARITHMETIC set. Linear algebra then uses code
-paths that processors of several makers share. The probe detects processors that compute differently nevertheless.
+paths that processors of several makers share. The probe detects processors that still compute differently.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ except ImportError as error:
 
 
 def test_where_the_wheel_is_gone_its_packages_are_named(python: Path, tmp_path: Path) -> None:
-    """Compare the names in the error with setup.cfg. psnode is not published, so its own name would install another project."""
+    """Compare the names in the error with setup.cfg. psnode is not published, so its own name could install another project."""
     program = "import psnode.errors as e; e.Path.is_file = lambda path: False; print(e.installing('mpi'))"
     pip, install, *packages = shlex.split(run(python, "-c", program, cwd=tmp_path))
     declared = configparser.ConfigParser()

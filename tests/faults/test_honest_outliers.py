@@ -35,7 +35,7 @@ class Rows:
 
 
 class Rare(Task):
-    """A logistic model with a scale parameter. At the beginning it predicts the frequent class with certainty; it records
+    """A logistic model with a scale parameter. At the beginning it is almost certain of the frequent class; the task records
     its batches.
     """
 

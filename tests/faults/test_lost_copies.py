@@ -48,8 +48,8 @@ def lost(job: Any) -> list[int]:
 @pytest.mark.sweep
 @pytest.mark.parametrize("rank", [1, 2])
 def test_a_job_that_loses_a_worker_goes_on_as_a_central_one_does(launched: Launched, tmp_path: Path, rank: int) -> None:
-    """Compare the job with a star that loses the same worker. All workers wait before batch 20 when one is killed, so that
-    the same gradients count in both jobs.
+    """Compare a gather and a star that lose the same worker. All workers wait before batch 20 when it is killed, so that the
+    same gradients count in both jobs.
 
     If rank 1 is lost, another worker takes over the reports for all workers.
     """

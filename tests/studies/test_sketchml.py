@@ -10,8 +10,8 @@ from studies.sketchml import STUDY, key_bits, largest, original_nbytes, sparse
 
 
 def test_the_originals_bytes_of_sixteen_values_counted_by_hand() -> None:
-    """Check eight values per sign, each in a group of its own: 256 bins of two floats, no cells (.3 of a value rounds to
-    none), two length bits.
+    """Check eight values of each sign, each of which is a group: 256 bins of two floats and, for each group, a gap, a byte
+    for the length of the gap, and no cells, since .3 of a value is rounded down.
 
     The gaps are the keys themselves: 100 takes one byte, 300 two, 70 000 three.
     """

@@ -31,7 +31,7 @@ def cupy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeCupy:
 
 
 def taken(cupy: FakeCupy) -> set[str]:
-    """Return the optimizer kernels that ran during the job; those of the device check ran earlier."""
+    """Return the names of the optimizer kernels that the stand-in for a device has run."""
     return STEPS & set(cupy.launched)
 
 
