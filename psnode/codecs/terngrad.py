@@ -1,8 +1,8 @@
 """TernGrad: every coordinate is rounded at random, without bias, to -s, 0 or s, where s is the largest magnitude.
 
 A value v decodes to s sign(v) with probability |v| / s, otherwise to 0. E decode = v, and E||decode - v||^2 = s ||v||_1 -
-||v||^2 grows with the largest magnitude s. Without outliers omega, the ratio of this error to ||v||^2, is about 3. If values
-are clipped at 2.5 standard deviations, as in the paper, the codec is biased and omega falls below 1.
+||v||^2 grows with the largest magnitude s. Let omega be the ratio of this error to ||v||^2. Without outliers, omega is about
+3. If values are clipped at 2.5 standard deviations, as in the paper, the codec is biased and omega falls below 1.
 
     body   float32 s, not negative
            digits 0 (-s), 1 (0), 2 (s), five to a byte: see psnode.codecs.kernels.trits

@@ -38,7 +38,7 @@ def hand_out(
 
 
 def take(model: torch.nn.Module, channel: FrameChannel, patience: float) -> int:
-    """Load the weights that rank 0 sends into a worker's `model`, and return the exit code."""
+    """Load, into a worker's `model`, the weights that rank 0 sends. Return the job's exit code, which comes with them."""
     left = 1
     while left:
         frame = channel.expect(Kind.STATE, patience)

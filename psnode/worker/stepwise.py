@@ -241,9 +241,9 @@ class StepwiseWorker:
                 )
 
     def _look(self, losses: Sequence[torch.Tensor]) -> None:
-        """Check a backward pass that the loop begins on `losses`.
+        """Raise ConfigurationError if the backward pass that the loop begins on `losses` reaches a parameter outside the model.
 
-        If the previous step has been taken, first remove the stand-ins, as zero_grad() would do.
+        If the previous step has been taken, first remove the stand-ins for its gradients, as zero_grad() would do.
         """
         if self._departed.over:
             self._departed.remove()

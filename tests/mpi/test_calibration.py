@@ -1,4 +1,6 @@
-"""Group size and scheme that rehearsed steps choose: recorded, kept by --resume, and without effect on the weights."""
+"""Group size, scheme and topology that a job chooses for itself. The choice is recorded and kept by --resume, and the run gives
+the same weights as a run started with that choice.
+"""
 
 from __future__ import annotations
 

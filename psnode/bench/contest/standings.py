@@ -1,4 +1,4 @@
-"""Rows of results from trials: medians, spreads and ratios within each round, with tables and a plot."""
+"""Rows of results from trials: median step times and quartiles, ratios within each round, and the tables and plot of them."""
 
 from __future__ import annotations
 

@@ -39,7 +39,8 @@ def fetch_row_to_write(array: npt.NDArray[Any], start: int) -> None:
 def copy_to(source: npt.NDArray[Any], target: npt.NDArray[Any]) -> None:
     """Copy the 1-D `source` to the beginning of the 1-D `target`.
 
-    For an assignment to a slice, Numba would also compile the text of an error about shapes, which takes a second or two.
+    The loop avoids an assignment to a slice, for which Numba would also compile the code that formats an error about shapes.
+    That takes a second or two.
     """
     for i in range(source.size):
         target[i] = source[i]

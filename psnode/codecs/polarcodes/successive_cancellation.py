@@ -149,7 +149,10 @@ def encode_level(
 def decode_level(
     steps: Steps, first: int, last: int, llrs: Llrs, bits: Masks, shared: Shared, reader: WordReader, raw: Masks, lanes: int
 ) -> None:
-    """Overwrite bits[:N] of a level. The LLRs of its prior are in rows N..2N-1 of `llrs`, and its raw rows are in `raw`."""
+    """Decode one level, and write its N decoded rows to bits[:N].
+
+    The LLRs of the level's prior are in rows N..2N-1 of `llrs`. `raw` holds the rows that were sent raw.
+    """
     used = np.uint64((1 << lanes) - 1)
     noise, samples, table, chances = shared
     state, taken, words = reader

@@ -24,8 +24,9 @@ RULES = SmallTensorRules(min_compress_bytes=0)
 
 
 def clocks_of(sizes: list[int], *, fixed: float, each: float, workers: int = 2, rate: float = RATE) -> StepClocks:
-    """Return clocks of matrices of 10 rows, whose gradients take .1 s each. A frame has `fixed` bytes and `each` per
-    coordinate; coding it takes .02 s.
+    """Return the StepClocks of a model whose tensors are matrices of 10 rows. Each gradient takes .1 s to compute. A frame has
+    `fixed` bytes plus `each` bytes per coordinate, and takes .02 s to code.
+
     """
     tensors = tuple(TensorTimes((10, size // 10), 0.1 * (place + 1), 0.0, f"tensor {place}") for place, size in enumerate(sizes))
     profile = Profile("model", 1, 0.05, 0.1 * len(sizes), 0.0, tensors, FREE, {}, {})
