@@ -149,6 +149,8 @@ class AdditionOrder(Generic[T]):
         if rank in self.arrived:
             raise ValueError(f"rank {rank} offered twice")
         self.arrived.add(rank)
+        if not self._held and rank < self._advance():
+            return [item]
         heappush(self._held, (rank, item))
         return self._ready()
 
@@ -166,13 +168,16 @@ class AdditionOrder(Generic[T]):
         return self._ready()
 
     def _ready(self) -> list[T]:
-        while self._passed < len(self._expected) and self._is_over(self._expected[self._passed]):
-            self._passed += 1
-        missing = self._expected[self._passed] if self._passed < len(self._expected) else math.inf
-        found = []
+        missing, found = self._advance(), []
         while self._held and self._held[0][0] < missing:
             found.append(heappop(self._held)[1])
         return found
+
+    def _advance(self) -> float:
+        """Return the lowest expected rank whose item is still missing; infinite if there is none."""
+        while self._passed < len(self._expected) and self._is_over(self._expected[self._passed]):
+            self._passed += 1
+        return self._expected[self._passed] if self._passed < len(self._expected) else math.inf
 
     def _is_over(self, rank: int) -> bool:
         return rank in self.arrived or rank in self._excused

@@ -77,13 +77,27 @@ class Rounds(Generic[T]):
 
     def offer(self, origin: Origin, gradient: T) -> bool:
         """Take a gradient. Return False if it comes too late, has come before, or is from a worker that is not awaited."""
-        if not self._is_due(origin) or not self._rule.accepts(origin.version, self._version):
+        slot, rank, version = origin  # called for every frame: each record is looked up once
+        bases = self._next.get(slot)
+        base = None if bases is None else bases.get(rank)
+        if bases is None or base is None or version < base or not self._rule.accepts(version, self._version):
             return False
-        if self._is_late(origin) and not self._rule.patient:
+        order = self._orders[slot] if slot in self._open else None
+        in_time = order is not None and rank not in order.arrived
+        if not in_time and not self._rule.patient:
             return False
-        self._raise_base(origin.slot, origin.rank, origin.version + 1)
-        self._enter(origin, gradient)
-        self._judge(origin.slot)
+        del bases[rank]
+        bases[rank] = version + 1
+        awaited = self._awaited[slot]
+        if order is not None and in_time:
+            awaited.pop(rank, None)
+            self._queue(order.offer(rank, gradient))
+        else:
+            if rank in awaited:
+                awaited[rank] = version + 1
+            self._held[slot].append((origin, gradient))
+        if order is not None:
+            self._judge(slot)
         return True
 
     def _is_due(self, origin: Origin) -> bool:
