@@ -79,7 +79,8 @@ class Copy:
 
         Return passed, failed or timeout, and the name of the first failed test, if any. `only`: further pytest arguments.
         """
-        arguments = ["-x", "-q", "--no-header", "-p", "no:cacheprovider", *tests, *only]
+        long = ["--long"] if (self.root / "tests" / "conftest.py").exists() else []  # an option of psnode's own conftest.py
+        arguments = ["-x", "-q", "--no-header", "-p", "no:cacheprovider", *long, *tests, *only]
         code, out = self._pytest([*arguments, *(f"--deselect={test}" for test in without)])
         if code in (0, _NO_TESTS):
             return "passed", ""
