@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import bisect
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -87,6 +87,16 @@ def spans_of(events: Iterable[Mapping[str, Any]]) -> list[WorkSpan]:
         if type(rank) is int and type(track) is int and 0 <= rank < 1 << 31 and isinstance(facts, dict):
             found.append(WorkSpan(rank, track, name, start / 1e6, (start + length) / 1e6, facts))
     return sorted(found, key=lambda span: span.start)
+
+
+def computing(spans: Iterable[WorkSpan]) -> frozenset[int]:
+    """Return the ranks that compute gradients."""
+    return frozenset(span.rank for span in spans if span.name == "forward_backward")
+
+
+def name_of(rank: int, workers: Collection[int]) -> str:
+    """Return the name of a rank by its role. `workers`: the ranks that compute gradients."""
+    return "master" if rank == MASTER else f"worker {rank}" if rank in workers else f"server {rank}"
 
 
 def paths(spans: Sequence[WorkSpan]) -> list[CriticalPath]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from xml.etree.ElementTree import Element
 
 from psnode.plans.roles import MASTER
 from psnode.records.timeline import TIMELINE
 from psnode.report.comparisons import compared, named
-from psnode.report.critical import PARTS, CriticalPath, WorkSpan, bounds, means, paths, spans_of, typical
+from psnode.report.critical import PARTS, CriticalPath, WorkSpan, bounds, computing, means, name_of, paths, spans_of, typical
 from psnode.report.elements import Content, e
 from psnode.report.step_picture import measured_panel, picture, predicted_panel
 from psnode.report.variants import Variant
@@ -65,8 +65,8 @@ def _figure(run: Variant, spans: Sequence[WorkSpan], found: Sequence[CriticalPat
     return e("figure", e("figcaption", named(run), caption), _picture(path, spans), class_="wide")
 
 
-def _rank(rank: int) -> str:
-    return "the master" if rank == MASTER else f"worker {rank}"
+def _with_article(rank: int, workers: Collection[int]) -> str:
+    return "the master" if rank == MASTER else name_of(rank, workers)
 
 
 def _shares(found: Sequence[_Found]) -> Element:
@@ -78,9 +78,10 @@ def _shares(found: Sequence[_Found]) -> Element:
             rows.append((PARTS.get(name, name), [*cells]))
     rows.append(("step", [f"{1e3 * sum(each.values()):.2f}" for each in parts]))
     ranks = sorted({rank for _, _, whole in found for rank in bounds(whole)})
+    workers = frozenset[int]().union(*(computing(spans) for _, spans, _ in found))
     for rank in ranks:
         counts = (bounds(whole).get(rank, 0) / len(whole) for _, _, whole in found)
-        rows.append((f"bounded by {_rank(rank)}", [f"{100 * count:.1f} % of steps" for count in counts]))
+        rows.append((f"bounded by {_with_article(rank, workers)}", [f"{100 * count:.1f} % of steps" for count in counts]))
     return compared("Mean milliseconds of a step's critical path", [run for run, _, _ in found], rows)
 
 
@@ -109,10 +110,13 @@ def _picture(path: CriticalPath, spans: Sequence[WorkSpan]) -> Element:
         return e("rect", e("title", text), x=f"{x:.1f}", width=f"{width:.1f}", y=y + 3, height=_LANE - 6, class_=f"span {kind}")
 
     drawing.append(e("text", "critical path", x=_LEFT - 8, y=14, class_="tick", text_anchor="end"))
-    drawing.extend(bar(part.name, part.start, part.stop, 0, f"{_rank(part.rank)}, {part.name}") for part in path.parts)
+    workers = computing(spans)
+    drawing.extend(
+        bar(part.name, part.start, part.stop, 0, f"{_with_article(part.rank, workers)}, {part.name}") for part in path.parts
+    )
     for number, (rank, track) in enumerate(lanes, 1):
         y = _LANE * number + 6
-        drawing.append(e("text", _rank(rank).removeprefix("the "), x=_LEFT - 8, y=y + 14, class_="tick", text_anchor="end"))
+        drawing.append(e("text", name_of(rank, workers), x=_LEFT - 8, y=y + 14, class_="tick", text_anchor="end"))
         inside = (span for span in near if (span.rank, span.track) == (rank, track))
         drawing.extend(bar(span.name, span.start, span.stop, y, span.name) for span in inside)
     drawing.extend(_legend(path, near, height - 12))

@@ -15,7 +15,7 @@ from psnode.errors import ConfigurationError
 from psnode.plans.prediction import SPANS, PredictedSpan, Prediction
 from psnode.plans.roles import MASTER
 from psnode.report.chart import Scale
-from psnode.report.critical import CriticalPath, WorkSpan
+from psnode.report.critical import CriticalPath, WorkSpan, computing, name_of
 from psnode.report.elements import e
 from psnode.report.svg_file import write_svg
 
@@ -33,7 +33,10 @@ _WORDS = {
     "decode": "decoding", "update": "update", "downlink": "coding weights", "out": "weights on links", "wait": "waiting",
 }  # fmt: skip
 _PREDICTED = {"passes": "forward_backward"}  # styles of predicted kinds whose style has another name
-_RECORDED = {"finish": "update", "norm": "update", "constrain": "update", "average": "update", "drain": "encode"}  # of a timeline
+# styles of the spans of a timeline whose style has another name
+_RECORDED = {
+    "finish": "update", "norm": "update", "protect": "update", "constrain": "update", "average": "update", "drain": "encode",
+}  # fmt: skip
 
 
 class WorkBar(NamedTuple):
@@ -100,7 +103,7 @@ def measured_panel(path: CriticalPath, spans: Sequence[WorkSpan]) -> StepPanel:
             )
             for span in near if (span.rank, span.track) == (rank, track)
         ]  # fmt: skip
-        lanes.append((f"worker {rank}" if rank else "master", bars[:_MOST_BARS]))
+        lanes.append((name_of(rank, computing(spans)), bars[:_MOST_BARS]))
     seconds = path.stop - path.start
     return StepPanel(f"measured: {milliseconds(seconds)}, step {path.step}, of median duration", seconds, lanes)
 

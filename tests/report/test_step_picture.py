@@ -35,7 +35,7 @@ def worker(rank: int, name: str, start: float, stop: float) -> WorkSpan:
 
 MEASURED = [
     worker(1, "forward_backward", 10.0, 10.5), worker(2, "wait", 9.9, 10.2), worker(2, "forward_backward", 10.2, 10.8),
-    worker(2, "drain", 10.8, 10.85), worker(2, "protect", 10.85, 10.9), worker(0, "decode", 10.8, 10.9),
+    worker(2, "drain", 10.8, 10.85), worker(2, "snapshot", 10.85, 10.9), worker(0, "decode", 10.8, 10.9),
     worker(0, "finish", 10.9, 10.95), worker(0, "downlink", 10.95, 11.2),
 ]  # fmt: skip
 PATH = CriticalPath(7, 10.0, 11.0, 2, ())
