@@ -45,7 +45,7 @@ class SharedCores:
         self._work: list[tuple[float, int, Callable[..., object], tuple[object, ...]]] = []  # by the value of `_given` at its end
         self._numbers = itertools.count()
         self._given = self._since = self._speed = 0.0
-        self._still = False
+        self._still = self._ended = False
         self._due = 0  # number of the valid event
         for still in standstills:
             loop.at(still.begin, self.stand, True)
@@ -56,6 +56,11 @@ class SharedCores:
         self._give()
         heapq.heappush(self._work, (self._given + seconds, next(self._numbers), call, arguments))
         self._await()
+
+    def end(self) -> None:
+        """Stop all work for good."""
+        self._ended = True
+        self.stand(True)
 
     def stand(self, still: bool) -> None:
         """Stop all work at the present time if `still` is True; otherwise continue it."""
@@ -75,7 +80,7 @@ class SharedCores:
         number = len(self._work)
         busy = min(number, self._count)
         slower = 1.0 - (1.0 - self._crowded) * max(busy - 1, 0) / max(self._count - 1, 1e-9)
-        self._speed = 0.0 if self._still or not number else min(1.0, self._count / number) * slower
+        self._speed = 0.0 if self._still or self._ended or not number else min(1.0, self._count / number) * slower
         self._due += 1
         if self._speed:
             self._loop.at(self._since + max(0.0, self._work[0][0] - self._given) / self._speed, self._end, self._due)

@@ -56,9 +56,10 @@ class SimulatedFlush:
         self._go_on(rank)
 
     def _fetch(self, key: tuple[int, int, int], lacking: Sequence[int]) -> None:
-        """Fetch a gradient for the shards that lack it, if another shard has it."""
+        """Fetch a gradient for the shards that lack it, if another shard has it. Prefer a shard that does not stand still."""
         lacking = [root for root in lacking if root in self._shards]
-        holder = next((root for root in self._shards if root not in lacking), None)
+        holders = [root for root in self._shards if root not in lacking]
+        holder = min(holders, key=lambda root: self._shards[root].stands_still(0.0), default=None)
         if holder is not None and lacking:
             _, version, group = key
             self._fetches[key] = _Fetch(holder, lacking)

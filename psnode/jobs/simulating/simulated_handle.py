@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, MutableMapping, Sequence
 
 from psnode.errors import TransportError
 from psnode.exchange.routes.route import Route, have_copies, need_all
-from psnode.exchange.shard.remote.shard_calls import cannot_go_on
+from psnode.exchange.shard.remote.shard_calls import ANSWER_SECONDS, cannot_go_on
 from psnode.exchange.shard.rounds import Slot
 from psnode.jobs.simulating.message_paths import MessagePaths
 from psnode.jobs.simulating.simulated_flush import SimulatedFlush
@@ -110,6 +110,11 @@ class SimulatedHandle:
 
     @property
     def missing(self) -> frozenset[int]:
-        """Ranks whose gradients some open group still awaits, and ranks whose shards do not answer during a pause."""
-        silent = {rank for rank, shard in self._shards.items() if shard.stands_still}
-        return frozenset(silent).union(*(shard.rounds.missing for rank, shard in self._shards.items() if rank not in silent))
+        """Ranks whose gradients some open group still awaits, and ranks whose shards give no answer in time.
+
+        As in a real job, a shard that stands still answers when it goes on, after all frames that have come, and it has
+        ANSWER_SECONDS for that. So a shard that will go on in time names no rank here: the others name the same ones.
+        """
+        silent = {rank for rank, shard in self._shards.items() if shard.stands_still(ANSWER_SECONDS)}
+        answers = [shard.rounds.missing for shard in self._shards.values() if not shard.stands_still(0.0)]
+        return frozenset(silent).union(*answers)

@@ -79,7 +79,8 @@ class SimulatedShard:
         self._version = -1  # of the open round, or of the last round
         self._readers: Collection[int] = ()
         self._added: dict[int, list[Origin]] = {}
-        self._taken: dict[int, set[int]] = {}  # by group, the ranks whose gradients the open round has taken
+        self._heard: set[Origin] = set()  # gradients of live ranks that have come for the open round and later ones
+        self._copied = any(len(routes[group].roots) > 1 for group in groups)
         self._early: list[Origin] = []  # gradients whose round is not open yet on this rank
         self._passing: set[tuple[int, int, int]] = (
             set()
@@ -90,7 +91,7 @@ class SimulatedShard:
         """Open the round of `version`, whose updated weights go to `readers`."""
         self._version, self._readers = version, frozenset(readers)
         self._added = {group: [] for group in self.groups}
-        self._taken = {group: set() for group in self.groups}
+        self._heard = {origin for origin in self._heard if origin.version >= version}
         self.decode = self.update = 0.0
         self.rounds.open(version)
         early, self._early = self._early, []
@@ -106,12 +107,14 @@ class SimulatedShard:
 
         The shard's thread handles one frame after another.
         """
-        self._thread.run(self._costs.bookkeeping, self._handle, Origin(Slot(group), rank, version))
+        origin = Origin(Slot(group), rank, version)
+        if rank in self._listener.live:
+            self._heard.add(origin)
+        self._thread.run(self._costs.bookkeeping, self._handle, origin)
 
-    @property
-    def stands_still(self) -> bool:
-        """True if the processes of this rank do nothing now."""
-        return through(of_rank(self._standstills, self.rank), self._loop.now, 0.0) > self._loop.now
+    def stands_still(self, seconds: float) -> bool:
+        """Return True if the processes of this rank do nothing now and for more than `seconds` from now on."""
+        return through(of_rank(self._standstills, self.rank), self._loop.now, 0.0) > self._loop.now + seconds
 
     def after_frames(self, call: Callable[..., object], *arguments: object) -> None:
         """Call `call` with `arguments` when the shard's thread has handled all frames that came before."""
@@ -122,18 +125,16 @@ class SimulatedShard:
             self._listener.hear(origin)
         if origin.version > self._version:
             self._early.append(origin)
-        elif origin.rank in self._listener.live:
+        elif origin.rank in self._listener.live or (self._copied and origin in self._heard):
             self._offer(origin)
 
     def _offer(self, origin: Origin) -> None:
-        if self.rounds.offer(origin, origin):
-            self._taken[origin.slot.group].add(origin.rank)
-        else:
+        if not self.rounds.offer(origin, origin) and origin.rank in self._listener.live:
             self._listener.drop(self._version)
 
     def lacks(self, rank: int, version: int) -> list[int]:
-        """Return the groups without a gradient of `rank` in the round of `version`, which may not be open yet on this rank."""
-        return [group for group in self.groups if version != self._version or rank not in self._taken[group]]
+        """Return the groups whose gradient of `rank` for the round of `version` has not come, also before this round is open."""
+        return [group for group in self.groups if Origin(Slot(group), rank, version) not in self._heard]
 
     def take_of_lost(self, rank: int, group: int, version: int) -> None:
         """Take the gradient of a lost worker that another shard has passed on."""

@@ -132,7 +132,7 @@ class SimulatedWorker:
         """Stop all work on this rank."""
         self._alive = False
         if self._cores is not None:
-            self._cores.stand(True)
+            self._cores.end()
 
     # messages of the master
 

@@ -20,6 +20,7 @@ from psnode.jobs.simulating.disturbances import Death, Spread, Standstill
 from psnode.jobs.simulating.simulated_job import Disturbances, SimulatedJob, groups_of, simulate_job
 from psnode.plans.groups import Group, Plan, Segment, Tensor
 from psnode.plans.roles import Layout
+from psnode.report.critical import paths, spans_of
 
 FREE = HostCosts(0.0, 0.0, 0.0, 0.0, 64, 1.0)
 NOTHING = GroupCosts(0, 0, 0.0, 0.0, 0.0, 0.0, 0.2, 0.0)
@@ -297,6 +298,49 @@ def test_a_silent_worker_of_a_gather_is_lost() -> None:
     assert [(event["event"], event["rank"]) for event in found.events] == [("lost", 2)]
     assert "it cannot come back" in found.events[0]["reason"]
     assert sorted(found.versions[-1].contributors) == [1, 3] and len(found.versions) == 30
+
+
+def test_a_worker_that_stops_for_a_moment_when_the_deadline_passes_is_not_lost() -> None:
+    """Rank 2 holds up the round until the deadline at 1.9 s. Rank 3, which has sent its gradient, only stops from 1.85 to 1.95 s
+    and then answers.
+    """
+    among = Disturbances(standstills=[Standstill(2, 1.0, 5.9), Standstill(3, 1.85, 1.95)])
+    found = job(costs({}), "gather", Scenario(4, None, 0.0, 8), 30, among, deadline=1.0, pause_deadline=1.0)
+    assert [(event["event"], event["rank"]) for event in found.events] == [("lost", 2)]
+
+
+@pytest.mark.parametrize("uneven", [0.4, 0.0])
+def test_a_gradient_that_has_reached_a_stopped_worker_counts(uneven: float) -> None:
+    """Rank 3 stops at .4 s, and the frame of rank 2 reaches it at .5 s. Rank 2 dies after that, and the master knows before rank
+    3 goes on. If the connections are even, rank 1 has the frame too, so that nothing has to be sent.
+    """
+    among = Disturbances(standstills=[Standstill(3, 0.4, 1.3)], deaths=[Death(2, 0.505)], detection=0.2)
+    scenario = Scenario(3, RATE, 0.0, 64, uneven=uneven)
+    found = job(costs({"up": 100_000}, bookkeeping=1e-4), "gather", scenario, 3, among)
+    assert [sorted(version.contributors) for version in found.versions] == [[1, 2, 3], [1, 3], [1, 3]]
+    assert found.received[0] == (100_000 if uneven else 0)
+
+
+@pytest.mark.parametrize(
+    ("disturbances", "lost"),
+    [
+        (Disturbances(standstills=[Standstill(2, 1.15, 9.5)]), 1.86),
+        (Disturbances(standstills=[Standstill(2, 3.0, 4.0)], deaths=[Death(2, 1.15)], detection=0.3), 1.45),
+    ],
+)
+def test_a_lost_worker_does_no_more_work_when_a_stop_ends(disturbances: Disturbances, lost: float) -> None:
+    groups = costs({"decode": 0.1, "update": 0.02}, {"decode": 0.05, "update": 0.02})
+    config = load({"topology": "gather", "deadline": 1.0, "pause_deadline": 1.0}, {})
+    scenario = Scenario(3, None, 0.0, 8)
+    found = simulate_job(profile(), routed(groups, "gather", 3), scenario, config, 20, disturbances, timeline=True)
+    assert [(event["event"], event["rank"]) for event in found.events] == [("lost", 2)]
+    assert found.events[0]["time"] == pytest.approx(lost, abs=0.02)
+    spans = spans_of({**event, "tid": 0} for event in found.spans)
+    ends = [span.stop for span in spans if span.rank == 2]
+    assert 0 < max(ends) <= 1.15 + 1e-9
+    found_paths = paths(spans)
+    assert [path.step for path in found_paths] == list(range(2, 21))
+    assert found_paths[-1].stop - found_paths[0].start == pytest.approx(found.seconds - found.versions[0].finished)
 
 
 def test_a_silent_worker_that_dies_later_is_lost_once() -> None:

@@ -17,6 +17,7 @@ class FakePaths:
 
     def __init__(self) -> None:
         self.fetched: list[tuple[int, Callable[..., object], tuple[Any, ...]]] = []
+        self.passed_links = False  # True if frames of a lost rank arrive, since the links have carried them
 
     def up(self, rank: int, nbytes: int, call: Callable[..., object], *arguments: object) -> int:
         self.fetched.append((rank, call, arguments))
@@ -41,6 +42,10 @@ class FakeShard:
     def __init__(self, *lacks: int) -> None:
         self.lacking = list(lacks)
         self.done: list[str] = []
+        self.still = False
+
+    def stands_still(self, seconds: float) -> bool:
+        return self.still
 
     def lacks(self, rank: int, version: int) -> list[int]:
         assert version == VERSION
@@ -66,7 +71,8 @@ class Flushed:
 
     def lose(self, rank: int) -> None:
         self.shards.pop(rank, None)
-        self.paths.fetched = [each for each in self.paths.fetched if each[0] != rank]
+        if not self.paths.passed_links:
+            self.paths.fetched = [each for each in self.paths.fetched if each[0] != rank]
         self.flush.begin(rank, VERSION)
 
 
@@ -82,6 +88,13 @@ def test_shards_that_lack_a_gradient_get_it_from_one_that_has_it_before_all_go_o
     ]  # fmt: skip
     assert job.shards[1].done[-1] == "without 2"
     assert job.nbytes == 2 * 10 + 10 + 100 + 100
+
+
+def test_a_shard_that_does_not_stand_still_sends_a_gradient() -> None:
+    job = Flushed(r1=FakeShard(1), r3=FakeShard(), r4=FakeShard())
+    job.shards[3].still = True
+    job.lose(LOST)
+    assert [rank for rank, _, _ in job.paths.fetched] == [4]
 
 
 def test_a_gradient_that_all_shards_or_no_shard_has_is_not_sent() -> None:
@@ -101,3 +114,15 @@ def test_the_loss_of_the_shard_that_sends_a_gradient_makes_another_one_send_it_i
     assert job.shards[1].done.count("group 1 of 2") == others
     assert "without 2" in job.shards[1].done and "without 3" in job.shards[1].done
     assert job.paths.fetched == []
+
+
+def test_a_frame_that_the_links_have_carried_when_its_sender_is_lost_is_passed_on_once() -> None:
+    job = Flushed(r1=FakeShard(1), r3=FakeShard(), r4=FakeShard())
+    job.paths.passed_links = True
+    job.lose(LOST)
+    job.lose(3)
+    assert [rank for rank, _, _ in job.paths.fetched] == [3, 4]
+    job.paths.arrive(3)
+    assert job.shards[1].done.index("group 1 of 2") < job.shards[1].done.index("without 2")
+    job.paths.arrive(4)
+    assert job.shards[1].done.count("group 1 of 2") == 1

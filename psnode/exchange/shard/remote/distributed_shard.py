@@ -18,7 +18,7 @@ from psnode.exchange.shard.remote.fetched_state import FetchedState
 from psnode.exchange.shard.remote.gathered_state import starting_state
 from psnode.exchange.shard.remote.own_shard import OwnShard
 from psnode.exchange.shard.remote.pieces_of_state import PiecesOfState
-from psnode.exchange.shard.remote.shard_calls import ShardCalls, broken, cannot_go_on
+from psnode.exchange.shard.remote.shard_calls import ANSWER_SECONDS, ShardCalls, broken, cannot_go_on
 from psnode.exchange.shard.remote.shard_messages import (
     ShardEvent,
     pack_files,
@@ -42,7 +42,6 @@ from psnode.records.checkpoint import Checkpoint
 Tensors = dict[str, torch.Tensor]
 # an answer with a state may take longer by the time of 5 times the weights at 1 MB/s
 _STATE_MODELS, _LEAST_RATE = 5, 1e6
-_MISSING_SECONDS = 5.0  # a shard that does not answer within this time is itself the reason why the round waits
 
 
 class DistributedShard:
@@ -243,7 +242,7 @@ class DistributedShard:
 
         If there are no such ranks, the property holds the ranks whose shards have open groups.
         """
-        answers = self._results("missing", _MISSING_SECONDS, patient=False)
+        answers = self._results("missing", ANSWER_SECONDS, patient=False)
         found = self._parts.keys() - answers.keys()
         for rank, named in answers.items():
             found |= self._ranks & set(named) if isinstance(named, list) and all(type(each) is int for each in named) else {rank}

@@ -12,6 +12,7 @@ from psnode.protocol.channel import SHARD_TAG, FrameChannel, RemoteFailureError
 from psnode.protocol.wire import Bytes, Frame, Kind
 from psnode.transport.base import PeerLost
 
+ANSWER_SECONDS = 5.0  # a shard that does not answer within this time is itself the reason why the round waits
 HAS_A_PART = "which has a part of the weights and of the optimizer's memory"
 
 

@@ -333,7 +333,7 @@ def test_workers_that_fell_silent_together_are_not_waited_for_one_after_another(
     for rank in (1, 4):
         job.send(rank, [1, 4])
     settle(job)
-    monkeypatch.setattr(distributed_shard, "_MISSING_SECONDS", 0.3)
+    monkeypatch.setattr(distributed_shard, "ANSWER_SECONDS", 0.3)
     for rank in (2, 3):
         job.servers.pop(rank).close()
     assert job.shard.missing == {2, 3}
@@ -358,7 +358,7 @@ def test_workers_that_fell_silent_together_are_not_waited_for_one_after_another(
 
 def test_a_worker_that_is_heard_again_is_waited_for(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     job = make(3)
-    monkeypatch.setattr(distributed_shard, "_MISSING_SECONDS", 0.3)
+    monkeypatch.setattr(distributed_shard, "ANSWER_SECONDS", 0.3)
     send = job.ends[3].send
     held: list[Any] = []
     monkeypatch.setattr(job.ends[3], "send", lambda *given: held.append(given))
