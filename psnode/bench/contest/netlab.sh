@@ -102,6 +102,8 @@ make() {
     local host=$lab-$1
     ip netns add "$host"
     ip netns exec "$host" sh -c 'f=/proc/sys/net/ipv6/conf/default/disable_ipv6; [ ! -e $f ] || echo 1 >$f'
+    # the usual one of Linux, whatever this machine has; a kernel without it keeps its own
+    ip netns exec "$host" sh -c 'echo cubic >/proc/sys/net/ipv4/tcp_congestion_control' 2>/dev/null || true
     ip -n "$host" link set lo up
     if [[ $round_trip ]]; then
         ip -n "$switch" link set "far$1" netns "$host" name eth0
