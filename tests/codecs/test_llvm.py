@@ -22,8 +22,8 @@ from numba import carray, njit  # type: ignore[attr-defined]
 import psnode
 from psnode.codecs import get_codec
 from psnode.codecs.kernels import bitmasks, cache_hints, cosines, rows, threefry
+from psnode.codecs.kernels.llvm import lane_moves, runtime_values
 from psnode.codecs.kernels.llvm import operations as ops
-from psnode.codecs.kernels.llvm import runtime_values
 from psnode.codecs.kernels.llvm.instructions import floats_at, instructions, plain, viewed, wide
 from psnode.codecs.polarcodes import lanes, range_coder, range_reader, range_writer, symbols
 from psnode.codecs.rows.numba.text import text_of
@@ -170,20 +170,28 @@ DEPENDENT = [
 ]
 
 
-def test_they_do_on_a_processor_that_has_none_of_the_new_instructions() -> None:
-    """Check the functions whose text depends on the processor against their NumPy equivalents, on a generic processor
-    without AVX-512.
+AVX2 = "+sse,+sse2,+sse3,+ssse3,+sse4.1,+sse4.2,+popcnt,+avx,+avx2,+bmi,+bmi2,+fma,+lzcnt"
+
+
+@pytest.mark.parametrize(("name", "features"), [("generic", ""), ("haswell", AVX2)])
+def test_they_do_on_a_processor_without_the_newest_instructions(name: str, features: str) -> None:
+    """Check the functions whose text depends on the processor against their NumPy equivalents, on a generic processor, and on
+    one with AVX2 and without AVX-512.
     """
+    if features and not runtime_values.has("avx2"):
+        pytest.skip("no AVX2")
     program = f"""
 from psnode.codecs.kernels.llvm.runtime_values import has, rounds_once
 from tests.codecs import test_llvm as test
-assert not has("avx512bw") and not has("avx512vbmi2")
+assert not has("avx512bw") and not has("avx512vbmi2") and has("avx2") == {bool(features)}
 for function in test.CASES:
     if test.name_of(function) in {DEPENDENT}:
         test.check(function)
         print(test.name_of(function))
+if {bool(features)}:
+    test.test_lanes_that_move_do_so_in_numpy_too()
 """
-    environment = os.environ | {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
+    environment = os.environ | {"NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": features}
     done = subprocess.run([sys.executable, "-c", program], cwd=PACKAGE.parent, env=environment, capture_output=True, text=True)
     assert (done.returncode, sorted(done.stdout.split())) == (0, sorted(DEPENDENT)), done.stderr
 
@@ -340,18 +348,27 @@ def test_a_view_is_that_of_numpy(dtype: Any, other: Any, writable: bool) -> None
         run(x[::2], other)
 
 
-@pytest.mark.skipif(not ops.moves(), reason="no instructions that move lanes")
+@pytest.mark.skipif(not lane_moves.moves(), reason="no instructions that move lanes")
 def test_lanes_that_move_do_so_in_numpy_too() -> None:
     @instructions
     def both(out: Any, other: Any, a: Any, mask: np.uint32) -> None:
-        row = ops.load(a, 0, ROW)
-        ops.store(out, 0, ops.compress(row, ops.unpacked(mask)))
-        ops.store(other, 0, ops.expand(row, ops.unpacked(mask)))
+        chosen = ops.unpacked(mask)
+        lane_moves.store_compressed(out, 3, ops.load(a, 0, ROW), chosen)
+        ops.store(other, 0, lane_moves.load_expanded(a, 5, chosen))
 
     run = compiled(both)
     for seed in range(40):
         rng = np.random.default_rng(seed)
-        assert_same(both, np.ones(ROW, U16), np.ones(ROW, U16), hard(U16, ROW, rng), word(U32, rng), run=run)
+        mask = (word(U32, rng), U32(0), U32(2**32 - 1), U32(1 << seed % 32))[seed % 4]
+        assert_same(both, np.ones(ROW + 4, U16), np.ones(ROW, U16), hard(U16, ROW + 5, rng), mask, run=run)
+
+
+def test_bytes_of_eight_lanes_are_permuted_as_by_hand() -> None:
+    """Check the mask of the lanes 1 and 3, which move to 0 and 1; the others give 0, for which the index is 128."""
+    none = [128, 128]
+    compress, expand = (lane_moves.permutations(way)[0b1010].tolist() for way in ("compress", "expand"))
+    assert compress == [2, 3, 6, 7, *none * 6]
+    assert expand == [*none, 0, 1, *none, 2, 3, *none * 4]
 
 
 def test_numpys_multiply_add_is_rounded_once() -> None:

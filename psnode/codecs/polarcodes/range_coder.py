@@ -19,7 +19,8 @@ import numpy as np
 
 from psnode.codecs.arrays import Words16
 from psnode.codecs.kernels.llvm.instructions import instructions
-from psnode.codecs.kernels.llvm.operations import absolute, minimum, packed, pick, select, unpacked
+from psnode.codecs.kernels.llvm.lookups import pick
+from psnode.codecs.kernels.llvm.operations import absolute, minimum, packed, select, unpacked
 from psnode.codecs.polarcodes.lanes import Llrs, Masks
 from psnode.codecs.polarcodes.vectors import load_row, store_row
 

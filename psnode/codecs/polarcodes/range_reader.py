@@ -11,7 +11,8 @@ from psnode.codecs.arrays import Words16
 from psnode.codecs.kernels.bitmasks import lowest_one, ones
 from psnode.codecs.kernels.jit import inlined
 from psnode.codecs.kernels.llvm.instructions import instructions
-from psnode.codecs.kernels.llvm.operations import expand, load, moves, packed, select, unpacked
+from psnode.codecs.kernels.llvm.lane_moves import load_expanded, moves
+from psnode.codecs.kernels.llvm.operations import packed, select, unpacked
 from psnode.codecs.polarcodes.lanes import Masks
 from psnode.codecs.polarcodes.range_coder import narrow, split, widened
 from psnode.codecs.polarcodes.vectors import LANES, MOVES_LANES, store_row
@@ -44,7 +45,7 @@ def get_row(state: Masks, chances: Masks, words: Words16, place: int, used: np.u
     code = code - select(chosen, lower, 0)
     empty = narrow(ranges) & unpacked(used)
     if moves():
-        taken = expand(load(words, place, LANES), empty).astype(np.uint32)
+        taken = load_expanded(words, place, empty).astype(np.uint32)
         code, ranges = widened(empty, code) | taken, widened(empty, ranges)
     store_row(state, 0, code)
     store_row(state, 1, ranges)

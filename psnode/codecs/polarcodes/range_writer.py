@@ -15,7 +15,8 @@ from psnode.codecs.arrays import Words16
 from psnode.codecs.kernels.bitmasks import lowest_one, ones
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.kernels.llvm.instructions import instructions
-from psnode.codecs.kernels.llvm.operations import compress, moves, packed, select, store, unpacked
+from psnode.codecs.kernels.llvm.lane_moves import moves, store_compressed
+from psnode.codecs.kernels.llvm.operations import packed, select, unpacked
 from psnode.codecs.polarcodes.lanes import Masks
 from psnode.codecs.polarcodes.range_coder import narrow, split, widened
 from psnode.codecs.polarcodes.vectors import LANES, MOVES_LANES, load_row, store_row
@@ -69,8 +70,8 @@ def note_row(state: Masks, empty: np.uint32, log: Words16, count: int) -> None:
     if moves():
         done = load_row(state, _DONE)
         lanes = ((done >> 16) << 5).astype(np.uint16) + np.arange(LANES, dtype=np.uint16)
-        store(log, count, compress(done.astype(np.uint16), unpacked(empty)))
-        store(log, count + _LOG, compress(lanes, unpacked(empty)))
+        store_compressed(log, count, done.astype(np.uint16), unpacked(empty))
+        store_compressed(log, count + _LOG, lanes, unpacked(empty))
 
 
 def writer(words: Words16, lanes: int) -> Writer:

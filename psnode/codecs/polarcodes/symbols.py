@@ -14,7 +14,8 @@ from psnode.codecs.arrays import Floats, Int32s
 from psnode.codecs.kernels.cache_hints import wide
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.kernels.llvm.instructions import instructions
-from psnode.codecs.kernels.llvm.operations import pick, select, spread, unpacked
+from psnode.codecs.kernels.llvm.lookups import pick
+from psnode.codecs.kernels.llvm.operations import select, spread, unpacked
 from psnode.codecs.polarcodes.lanes import Llrs, Masks
 from psnode.codecs.polarcodes.rate_channel import CELLS, CELLS_PER_UNIT
 from psnode.codecs.polarcodes.vectors import LANES, load_row, store_row

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from psnode.codecs.kernels.llvm import operations
+from psnode.codecs.kernels.llvm import lane_moves, operations
 
 LANES = 32
-MOVES_LANES = operations.moves()  # a constant for Numba, which leaves out the branches that are not taken
+MOVES_LANES = lane_moves.moves()  # a constant for Numba, which leaves out the branches that are not taken
 
 
 def load_row(array: Any, row: Any) -> Any:

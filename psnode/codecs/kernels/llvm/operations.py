@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
 
-from psnode.codecs.kernels.llvm.runtime_values import BOOL, I1, I8, I32, I64, Array, RuntimeValue, call, element, has, wants_hints
+from psnode.codecs.kernels.llvm.runtime_values import BOOL, I1, I8, I32, Array, RuntimeValue, call, element, wants_hints
 
 _LINE = 64  # bytes in a cache line
 
@@ -182,28 +182,6 @@ def population(word: Any) -> Any:
     return int(word).bit_count()
 
 
-def pick(table: Any, index: Any, size: int) -> Any:
-    """Return table[index] for each of 32 lanes.
-
-    The table holds `size` (32 or 64) numbers of 16 bits, and every index is below `size`.
-    """
-    if not isinstance(table, Array):
-        return table[index]
-    builder, kind = table.builder, index.value.type
-    if has("avx512bw"):
-        parts = [load(table, start, kind.count).value for start in range(0, size, kind.count)]
-        name = "vpermi2var" if len(parts) == 2 else "permvar"
-        found = call(builder, f"x86.avx512.{name}.hi.512", kind, parts[0], index.value, *parts[1:], overloaded=False)
-        return RuntimeValue(builder, found, table.dtype)
-    found = ir.Constant(kind, ir.Undefined)
-    for lane in map(I32, range(kind.count)):
-        place = builder.zext(builder.extract_element(index.value, lane), I64)
-        entry = builder.load(table.address(RuntimeValue(builder, place, np.int64), kind.element))
-        entry.align = table.dtype.itemsize
-        found = builder.insert_element(found, entry, lane)
-    return RuntimeValue(builder, found, table.dtype)
-
-
 def fma(a: Any, b: Any, c: Any) -> Any:
     """Return a * b + c for float32 numbers, rounded only once."""
     if isinstance(a, RuntimeValue):
@@ -215,31 +193,3 @@ def fma(a: Any, b: Any, c: Any) -> Any:
     odd = total.view(np.int64) & 1
     nearer = np.nextafter(total, np.copysign(np.inf, lost))  # rounded to odd, which makes the second rounding harmless
     return np.where(np.isfinite(lost) & (lost != 0) & (odd == 0), nearer, total).astype(np.float32)[()]
-
-
-def moves() -> bool:
-    """Return True if the processor has instructions for `compress` and `expand` of vectors of 16-bit numbers."""
-    return has("avx512vbmi2")
-
-
-def compress(values: Any, mask: Any) -> Any:
-    """Return the uint16 values of the lanes where `mask` is true, moved together to the first lanes. The other lanes are 0."""
-    if isinstance(values, RuntimeValue):
-        return _moved("compress", values, mask)
-    return np.concatenate([values[mask], np.zeros(int((~mask).sum()), values.dtype)])
-
-
-def expand(values: Any, mask: Any) -> Any:
-    """Return the first uint16 values of a vector, moved to the lanes where `mask` is true. The other lanes are 0."""
-    if isinstance(values, RuntimeValue):
-        return _moved("expand", values, mask)
-    found = np.zeros_like(values)
-    found[mask] = values[: int(mask.sum())]
-    return found
-
-
-def _moved(name: str, values: RuntimeValue, mask: RuntimeValue) -> RuntimeValue:
-    arguments = values.value, values.operand(0), mask.value
-    return RuntimeValue(
-        values.builder, call(values.builder, f"x86.avx512.mask.{name}", values.value.type, *arguments), values.dtype
-    )
