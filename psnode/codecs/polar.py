@@ -48,7 +48,7 @@ from psnode.codecs.entropy.ans import Ans
 from psnode.codecs.kernels.finite import add_scaled, raise_nonfinite
 from psnode.codecs.kernels.root_mean_square import root_mean_square
 from psnode.codecs.polarcodes import body as bytes_of
-from psnode.codecs.polarcodes import designs, energy_groups, kernel_parts, outliers, stream
+from psnode.codecs.polarcodes import designs, energy_groups, group_order, kernel_parts, outliers, stream
 from psnode.codecs.polarcodes.superblocks import SCALED, superblocks
 from psnode.codecs.polarcodes.vectors import LANES
 from psnode.codecs.sinks import Moved
@@ -132,15 +132,15 @@ class Polar(FlatCodec):
         """
         if not self._sorts or not _LEAST_SORTED <= size <= outliers.MOST:
             return 0
-        count = -(-size // energy_groups.GROUP)
+        count = -(-size // group_order.GROUP)
         ids = 4 + padded(Ans().max_nbytes(count, len(energy_groups.LADDER)))
         scales = size // SCALED + size // (LANES * min(self.block, 1 << energy_groups.LONGEST)) + len(energy_groups.LADDER) * 16
-        bits = math.ceil((self.rate + _excess(min(self._longest, energy_groups.LONGEST))) * count * energy_groups.GROUP)
+        bits = math.ceil((self.rate + _excess(min(self._longest, energy_groups.LONGEST))) * count * group_order.GROUP)
         rest = stream.Extent(0, bits, LANES)
         return (
             outliers.max_nbytes(size)
             + ids
-            + padded(-(-size // (8 * energy_groups.CHUNK)))
+            + padded(-(-size // (8 * group_order.CHUNK)))
             + 4 * scales
             + 2 * stream.allowed_words(rest)
             + 8

@@ -25,7 +25,7 @@ from psnode.codecs.kernels import bitmasks, cache_hints, cosines, rows, threefry
 from psnode.codecs.kernels.llvm import lane_moves, runtime_values
 from psnode.codecs.kernels.llvm import operations as ops
 from psnode.codecs.kernels.llvm.instructions import floats_at, instructions, plain, viewed, wide
-from psnode.codecs.polarcodes import lanes, range_coder, range_reader, range_writer, symbols
+from psnode.codecs.polarcodes import group_order, lanes, range_coder, range_reader, range_writer, symbols
 from psnode.codecs.rows.numba.text import text_of
 from psnode.exchange.update import sgd
 from tests.rows.forms import program
@@ -123,6 +123,8 @@ CASES: dict[Any, Callable[[Rng], tuple[Any, ...]]] = {
     symbols.prior_row: lambda r: (
         hard(I16, ROW, r), r.integers(0, ROW << 10, 2 * ROW, U16), 1, U16(10), hard(I16, 4 * ROW, r), 2
     ),
+    group_order.copy_group: lambda r: (hard(F32, 80, r), 7, hard(F32, 80, r), 11),
+    group_order.energy_of_group: lambda r: (r.standard_normal(80, F32) * F32(1e20), 7),
     rows.bits_of: lambda r: (hard(F32, 1, r)[0],),
     rows.float_of: lambda r: (hard(F32, 1, r).view(U32)[0],),
     rows.low_half: lambda r: (word(U32, r),),

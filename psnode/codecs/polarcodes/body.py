@@ -11,7 +11,7 @@ import numpy as np
 
 from psnode.codecs.arrays import Bytes, Floats, Words, Words16
 from psnode.codecs.entropy.ans import Ans
-from psnode.codecs.polarcodes import energy_groups, stream
+from psnode.codecs.polarcodes import energy_groups, group_order, stream
 from psnode.codecs.polarcodes.lanes import Masks
 from psnode.codecs.polarcodes.superblocks import Superblock, superblocks
 from psnode.codecs.stages import padded, read_section, write_section
@@ -28,7 +28,7 @@ def class_blocks(ids: Bytes, longest: int) -> list[Superblock]:
     return blocks
 
 
-def write_classes(classes: energy_groups.EnergyClasses, body: Bytes) -> int:
+def write_classes(classes: group_order.EnergyClasses, body: Bytes) -> int:
     """Write the description of classes to `body`. Return the number of bytes written."""
     start = write_section(body, Ans().compress(classes.ids, len(energy_groups.LADDER), body[4:]))
     flags = np.packbits(classes.taps, bitorder="little")
@@ -38,19 +38,19 @@ def write_classes(classes: energy_groups.EnergyClasses, body: Bytes) -> int:
     return end
 
 
-def read_classes(body: Bytes, size: int) -> tuple[energy_groups.EnergyClasses, Bytes]:
+def read_classes(body: Bytes, size: int) -> tuple[group_order.EnergyClasses, Bytes]:
     """Return the classes of an array of `size` values, and the rest of `body`."""
     coded, rest = read_section(body)
-    ids = np.empty(-(-size // energy_groups.GROUP), np.uint8)
+    ids = np.empty(-(-size // group_order.GROUP), np.uint8)
     if not ids.size:
         raise PayloadError("polar: nothing is there to be sorted")
     Ans().expand(coded, ids, len(energy_groups.LADDER))
-    chunks = -(-size // energy_groups.CHUNK)
+    chunks = -(-size // group_order.CHUNK)
     end = padded(-(-chunks // 8))
     flags = np.unpackbits(rest[:end], bitorder="little")
     if flags.size < 8 * end or flags[chunks:].any():
         raise PayloadError(f"polar: the order of {chunks} pieces is cut off, or not padded with zeros")
-    return energy_groups.EnergyClasses(flags[:chunks].astype(np.bool_), ids), rest[end:]
+    return group_order.EnergyClasses(flags[:chunks].astype(np.bool_), ids), rest[end:]
 
 
 class CodedStream(NamedTuple):

@@ -20,16 +20,13 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from psnode.codecs.arrays import Bytes, Float64s, Floats, Int64s, readonly
 from psnode.codecs.entropy.ans_model import section_cost
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.polarcodes.designs import CHANNELS
+from psnode.codecs.polarcodes.group_order import CHUNK, GROUP, EnergyClasses, order, sort, unsort
 
-GROUP = 64
-CHUNK = 1 << 16
-TAPS = 9
 LONGEST = 14  # base-2 logarithm of the longest block of a class
 LADDER = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0)
 _FRAME = 512  # bits of headers for the description
@@ -37,73 +34,7 @@ _GAP = 1.04  # the error of a code relative to the error of an ideal code
 _STEP = 1.0442737824274138  # 2^(1/16), the ratio of neighbours in the grid of m
 _MULTIPLIERS = 1024  # the grid goes from 2^-48 to 2^16 times the mean square
 _GAIN = 0.9  # classes are used only if they reduce the error to less than this share
-_SAMPLED = 8  # one in this many groups is used to decide about taps
-
-Flags = npt.NDArray[np.bool_]
-
-
-class EnergyClasses(NamedTuple):
-    """The class of every group, and the order of values in every chunk.
-
-    `taps` (bool): True for chunks in the order of taps. `ids` (uint8): the class of every group, formed in the chosen order.
-    """
-
-    taps: Flags
-    ids: Bytes
-
-
-@inlined
-def _energy(x: Floats, start: int, stride: int, scratch: Float64s) -> float:
-    """Return the mean square of 64 values of `x`, which begin at `start` and are `stride` apart. `scratch`: 64 float64."""
-    for i in range(GROUP):
-        value = np.float64(x[start + i * stride])
-        scratch[i] = value * value
-    half = GROUP // 2
-    while half:
-        for i in range(half):
-            scratch[i] += scratch[half + i]
-        half //= 2
-    return float(scratch[0]) / GROUP
-
-
-@inlined
-def _prefers_taps(chunk: Floats, floor: float, scratch: Float64s) -> bool:
-    """Return True if groups of values that are 9 apart have a smaller product of (energy + floor) than groups of neighbours.
-
-    The product is taken over sampled groups of `chunk`.
-    """
-    mantissa, exponent = 1.0, 0
-    for start in range(0, chunk.size - GROUP * TAPS + 1, GROUP * TAPS):
-        number = start // (GROUP * TAPS)
-        dense, sparse = 0.0, 0.0
-        for stride in (1, TAPS):
-            first = start + (number % TAPS * GROUP if stride == 1 else number * 2 % TAPS)
-            dense, sparse = sparse, _energy(chunk, first, stride, scratch) + floor
-        ratio, power = math.frexp(sparse / dense)
-        mantissa, more = math.frexp(mantissa * ratio)
-        exponent += power + more
-    return exponent < 0
-
-
-@kernel
-def _arrange(x: Floats, floor: float, taps: Flags, y: Floats, energies: Float64s, scratch: Float64s) -> None:
-    """Choose the order of every chunk, and write it to `taps`.
-
-    Overwrite `y` with the values of x in this order, then zeros, and `energies` with the energies of the groups. `scratch`: 64
-    float64.
-    """
-    for number in range(taps.size):
-        start, stop = number * CHUNK, min((number + 1) * CHUNK, x.size)
-        taps[number] = _prefers_taps(x[start:stop], floor, scratch)
-        stride, at = (TAPS if taps[number] else 1), start  # with taps: values 0, 9, 18, ..., then 1, 10, ...
-        for first in range(start, start + stride):
-            for i in range(first, stop, stride):
-                y[at] = x[i]
-                at += 1
-    for i in range(x.size, y.size):
-        y[i] = np.float32(0)
-    for g in range(energies.size):
-        energies[g] = _energy(y, g * GROUP, 1, scratch)
+_LANES = 32
 
 
 @kernel
@@ -169,12 +100,29 @@ def _reach(rate: float) -> float:
 
 @kernel
 def _beyond(x: Floats, reach: float) -> float:
-    """Return the sum of (|x| - reach)^2 over all values with |x| > reach, which no point of the channel can represent."""
+    """Return the sum of (|x| - reach)^2 over all values with |x| > reach, which no point of the channel can represent.
+
+    It is summed in 32 lanes, whose sums are then added one after another.
+    """
+    sums = np.zeros(_LANES)
+    full = x.size // _LANES * _LANES
+    for start in range(0, full, _LANES):
+        part = x[start : start + _LANES]
+        for j in range(_LANES):
+            sums[j] += _excess(part[j], reach)
     total = 0.0
-    for i in range(x.size):
-        excess = max(abs(np.float64(x[i])) - reach, 0.0)
-        total += excess * excess
+    for j in range(_LANES):
+        total += sums[j]
+    for i in range(full, x.size):
+        total += _excess(x[i], reach)
     return total
+
+
+@inlined
+def _excess(value: np.float32, reach: float) -> float:
+    """Return (|value| - reach)^2 if |value| > reach, else 0."""
+    beyond = abs(np.float64(value)) - reach
+    return beyond * beyond if beyond > 0 else 0.0
 
 
 class Arranged(NamedTuple):
@@ -194,14 +142,14 @@ def arrange(x: Floats, mean_square: float, rate: float) -> Arranged | None:
     count = -(-x.size // GROUP)
     taps, y = np.empty(-(-x.size // CHUNK), np.bool_), np.empty(count * GROUP, np.float32)
     energies, ids, counts = np.empty(count), np.empty(count, np.uint8), np.empty(len(LADDER), np.int64)
-    _arrange(x, mean_square * 4.0**-rate / 4, taps, y, energies, np.empty(GROUP))
+    order(x, mean_square * 4.0**-rate / 4, taps, y, energies, np.empty(GROUP, np.float32))
     grid, left = _powers() * (mean_square * 2.0**-48), shares()
     place, total, rest = _allocate(energies, grid, np.array(LADDER), -np.diff(left), left, rate * x.size, ids, counts)
     alone = _GAP * 4.0**-rate * total  # the error if the values are coded without classes, and are Gaussian
     if rest > _GAIN * alone and rest > _GAIN * (alone + _beyond(x, _reach(rate) * math.sqrt(mean_square)) / GROUP):
         return None
     z = np.empty(int(counts[1:].sum()) * GROUP, np.float32)
-    _sort(y, ids, _starts(counts), z)
+    sort(x, y, taps, ids, _starts(counts), z)
     return Arranged(EnergyClasses(taps, ids), z, float(grid[place]))
 
 
@@ -224,36 +172,6 @@ def sizes(ids: Bytes) -> list[int]:
     return [int(count) * GROUP for count in _counts(ids)[1:]]
 
 
-@kernel
-def _sort(y: Floats, ids: Bytes, starts: Int64s, z: Floats) -> None:
-    """Copy the values of each group to `z`, after those of earlier groups of the same class."""
-    for g in range(ids.size):
-        if ids[g]:
-            at = starts[ids[g]]
-            for i in range(GROUP):
-                z[at + i] = y[g * GROUP + i]
-            starts[ids[g]] = at + GROUP
-
-
-@kernel
-def _restore(z: Floats, ids: Bytes, starts: Int64s, taps: Flags, y: Floats, out: Floats) -> None:
-    """Undo _sort, which fills `y` (with zeros for class 0), and then undo the order of taps, which fills `out`."""
-    for g in range(ids.size):
-        at = starts[ids[g]]
-        if ids[g]:
-            starts[ids[g]] = at + GROUP
-        for i in range(GROUP):
-            y[g * GROUP + i] = z[at + i] if ids[g] else np.float32(0)
-    for number in range(taps.size):
-        start, stop = number * CHUNK, min((number + 1) * CHUNK, out.size)
-        stride, at = (TAPS if taps[number] else 1), start
-        for first in range(start, start + stride):
-            for i in range(first, stop, stride):
-                out[i] = y[at]
-                at += 1
-
-
 def restore(z: Floats, classes: EnergyClasses, out: Floats) -> None:
     """Overwrite 1-D `out` with the values `z` in their original order. This is the inverse of `arrange`."""
-    y = np.empty(classes.ids.size * GROUP, np.float32)
-    _restore(z, classes.ids, _starts(_counts(classes.ids)), classes.taps, y, out)
+    unsort(z, classes.ids, _starts(_counts(classes.ids)), classes.taps, np.empty(CHUNK, np.float32), out)

@@ -182,6 +182,27 @@ def population(word: Any) -> Any:
     return int(word).bit_count()
 
 
+def total(vector: Any) -> Any:
+    """Return the sum of a vector. Its second half is added to its first half, until one number is left.
+
+    The number of lanes is a power of 2.
+    """
+    while (lanes := vector.value.type.count if isinstance(vector, RuntimeValue) else vector.size) > 1:
+        half = lanes // 2
+        vector = _lanes(vector, range(half)) + _lanes(vector, range(half, lanes))
+    if isinstance(vector, RuntimeValue):
+        return RuntimeValue(vector.builder, vector.builder.extract_element(vector.value, I32(0)), vector.dtype)
+    return vector[0]
+
+
+def _lanes(vector: Any, chosen: range) -> Any:
+    """Return the vector of the chosen lanes."""
+    if isinstance(vector, RuntimeValue):
+        places = ir.Constant(ir.VectorType(I32, len(chosen)), list(chosen))
+        return RuntimeValue(vector.builder, vector.builder.shuffle_vector(vector.value, vector.value, places), vector.dtype)
+    return vector[chosen.start : chosen.stop]
+
+
 def fma(a: Any, b: Any, c: Any) -> Any:
     """Return a * b + c for float32 numbers, rounded only once."""
     if isinstance(a, RuntimeValue):
