@@ -11,10 +11,13 @@ error of m, the correction is worth its cost if r^2 > 18 m. The byte holds the s
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 
-from psnode.codecs.arrays import Bytes, Floats, Words32
+from psnode.codecs.arrays import Bytes, Float64s, Floats, Int64s, Words32
+from psnode.codecs.kernels.cache_hints import wide
 from psnode.codecs.kernels.jit import kernel
 from psnode.codecs.selection import indices
 from psnode.codecs.stages import padded, read_section, write_section
@@ -26,24 +29,55 @@ _SHARE = 512  # at most one in this many values is corrected
 _STEPS = 128
 _STEP = 1.0905077326652577  # 2^(1/8)
 _MIDDLE = 1.0442737824274138  # 2^(1/16)
+_ROOM = 16  # times as many errors as can be corrected are collected at first, of which the largest are taken
+_BLOCK = 32
+_OCTAVES = 260  # more than float32 has, and the differences of its numbers
+_REFINED = 0.59  # a little less than 2^(-3 / 4)
 _LARGEST = float(np.finfo(np.float32).max)
 
 
 @kernel
-def _count(x: Floats, y: Floats, limit: float) -> int:
-    count = 0
-    for i in range(x.size):
-        count += 1 if abs(np.float64(x[i]) - np.float64(y[i])) >= limit else 0
-    return count
+def _collect(x: Floats, y: Floats, limit: float, places: Words32, errors: Float64s) -> int:
+    """Write the index and the size of every error of at least `limit`. Return their number, which may exceed the room for them.
+
+    After the room is used up, errors are still counted.
+    """
+    wide()
+    found = 0
+    for start in range(0, x.size, _BLOCK):
+        own, other = x[start : start + _BLOCK], y[start : start + _BLOCK]
+        count = 0
+        for i in range(own.size):
+            count += 1 if abs(np.float64(own[i]) - np.float64(other[i])) >= limit else 0
+        if count and found + count <= places.size:
+            at = found
+            for i in range(own.size):
+                error = abs(np.float64(own[i]) - np.float64(other[i]))
+                if error >= limit:
+                    places[at] = np.uint32(start + i)
+                    errors[at] = error
+                    at += 1
+        found += count
+    return found
+
+
+def _collected(x: Floats, y: Floats, limit: float, room: int) -> tuple[Words32, Float64s]:
+    """Return the indices and the sizes of the errors of at least `limit`. If there is too little room, the indices are empty."""
+    places, errors = np.empty(room, np.uint32), np.empty(room)
+    count = _collect(x, y, limit, places, errors)
+    return (places[:0], errors) if count > room else (places[:count], errors[:count])
 
 
 @kernel
-def _collect(x: Floats, y: Floats, limit: float, places: Words32) -> None:
-    found = 0
+def _octaves(x: Floats, y: Floats, limit: float, counts: Int64s) -> None:
+    """Count the errors from limit 2^i on and below limit 2^(i + 1) in counts[i]; the last entry counts larger ones too."""
+    low, exponent = math.frexp(limit)
     for i in range(x.size):
-        if abs(np.float64(x[i]) - np.float64(y[i])) >= limit:
-            places[found] = np.uint32(i)
-            found += 1
+        error = abs(np.float64(x[i]) - np.float64(y[i]))
+        if error >= limit:
+            part, power = math.frexp(error)
+            octave = power - exponent - (1 if part < low else 0)
+            counts[min(octave, counts.size - 1)] += 1
 
 
 def _grid(limit: float) -> npt.NDArray[np.float64]:
@@ -61,35 +95,42 @@ def write(x: Floats, y: Floats, multiplier: float, body: Bytes) -> int:
     """Write the corrections that lead from `y` to `x` where both differ most. Return the number of bytes. `multiplier` is m."""
     limit = np.float32(min(np.sqrt(_WORTH * multiplier), _LARGEST / 4))
     limit = max(limit, np.finfo(np.float32).smallest_normal)
-    limit, count = _affordable(x, y, limit)
-    if not count:
+    limit, places = _affordable(x, y, limit)
+    if not places.size:
         return write_section(body, 0)
-    places = np.empty(count, np.uint32)
-    _collect(x, y, float(limit), places)
     body[4:8] = np.frombuffer(limit.tobytes(), np.uint8)
     start = write_section(body, 4 + indices.write(places, x.size, body[8:]))
     errors = x[places].astype(np.float64) - y[places]
     codes = np.searchsorted(_grid(float(limit)), np.abs(errors), side="right") - 1
-    end = start + padded(count)
+    end = start + padded(places.size)
     body[start:end] = 0
-    body[start : start + count] = codes + 128 * (errors < 0)
+    body[start : start + places.size] = codes + 128 * (errors < 0)
     return end
 
 
-def _affordable(x: Floats, y: Floats, limit: np.float32) -> tuple[np.float32, int]:
-    """Return the least error to correct, and the number of errors that exceed it.
+def _affordable(x: Floats, y: Floats, limit: np.float32) -> tuple[np.float32, Words32]:
+    """Return the least error to correct, and the indices of the errors that reach it.
 
-    The least error is `limit` if few enough errors exceed `limit`. Otherwise it is raised until few enough errors exceed it.
+    The least error is `limit` if few enough errors reach it. Otherwise it is doubled until few enough errors reach it, and then
+    divided by 2^(1/4) as long as they remain few enough, but not more than three times.
     """
     most, least = x.size // _SHARE, limit
-    while (count := _count(x, y, float(limit))) > most:
+    places, errors = _collected(x, y, float(limit), _ROOM * most)
+    if places.size < errors.size:  # far too many: some octaves above
+        counts = np.zeros(_OCTAVES, np.int64)
+        _octaves(x, y, float(limit), counts)
+        reach = np.cumsum(counts[::-1])[::-1]  # the number of errors from each octave on
+        octave = int(np.count_nonzero(reach > most))
+        limit = np.float32(np.ldexp(limit, octave))
+        places, errors = _collected(x, y, float(limit) * _REFINED, int(reach[octave - 1]))
+    while np.count_nonzero(errors >= limit) > most:
         limit *= np.float32(2)
     for _ in range(3 * (limit > least)):
         smaller = np.float32(limit / 2**0.25)
-        if (more := _count(x, y, float(smaller))) > most:
+        if np.count_nonzero(errors >= smaller) > most:
             break
-        limit, count = smaller, more
-    return limit, count
+        limit = smaller
+    return limit, places[errors >= limit]
 
 
 def read(body: Bytes, size: int) -> tuple[Words32, npt.NDArray[np.float64], Bytes]:
