@@ -109,17 +109,17 @@ def _beyond(x: Floats, reach: float) -> float:
     for start in range(0, full, _LANES):
         part = x[start : start + _LANES]
         for j in range(_LANES):
-            sums[j] += _excess(part[j], reach)
+            sums[j] += _square_beyond(part[j], reach)
     total = 0.0
     for j in range(_LANES):
         total += sums[j]
     for i in range(full, x.size):
-        total += _excess(x[i], reach)
+        total += _square_beyond(x[i], reach)
     return total
 
 
 @inlined
-def _excess(value: np.float32, reach: float) -> float:
+def _square_beyond(value: np.float32, reach: float) -> float:
     """Return (|value| - reach)^2 if |value| > reach, else 0."""
     beyond = abs(np.float64(value)) - reach
     return beyond * beyond if beyond > 0 else 0.0

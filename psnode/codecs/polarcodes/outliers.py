@@ -12,6 +12,7 @@ error of m, the correction is worth its cost if r^2 > 18 m. The byte holds the s
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +33,6 @@ _MIDDLE = 1.0442737824274138  # 2^(1/16)
 _ROOM = 16  # times as many errors as can be corrected are collected at first, of which the largest are taken
 _BLOCK = 32
 _OCTAVES = 260  # more than float32 has, and the differences of its numbers
-_REFINED = 0.59  # a little less than 2^(-3 / 4)
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -59,13 +59,6 @@ def _collect(x: Floats, y: Floats, limit: float, places: Words32, errors: Float6
                     at += 1
         found += count
     return found
-
-
-def _collected(x: Floats, y: Floats, limit: float, room: int) -> tuple[Words32, Float64s]:
-    """Return the indices and the sizes of the errors of at least `limit`. If there is too little room, the indices are empty."""
-    places, errors = np.empty(room, np.uint32), np.empty(room)
-    count = _collect(x, y, limit, places, errors)
-    return (places[:0], errors) if count > room else (places[:count], errors[:count])
 
 
 @kernel
@@ -114,23 +107,29 @@ def _affordable(x: Floats, y: Floats, limit: np.float32) -> tuple[np.float32, Wo
     The least error is `limit` if few enough errors reach it. Otherwise it is doubled until few enough errors reach it, and then
     divided by 2^(1/4) as long as they remain few enough, but not more than three times.
     """
-    most, least = x.size // _SHARE, limit
-    places, errors = _collected(x, y, float(limit), _ROOM * most)
-    if places.size < errors.size:  # far too many: some octaves above
+    most = x.size // _SHARE
+    places, errors = np.empty(_ROOM * most, np.uint32), np.empty(_ROOM * most)
+    if (count := _collect(x, y, float(limit), places, errors)) > errors.size:  # far too many
         counts = np.zeros(_OCTAVES, np.int64)
         _octaves(x, y, float(limit), counts)
-        reach = np.cumsum(counts[::-1])[::-1]  # the number of errors from each octave on
-        octave = int(np.count_nonzero(reach > most))
-        limit = np.float32(np.ldexp(limit, octave))
-        places, errors = _collected(x, y, float(limit) * _REFINED, int(reach[octave - 1]))
-    while np.count_nonzero(errors >= limit) > most:
-        limit *= np.float32(2)
-    for _ in range(3 * (limit > least)):
+        limit = np.float32(np.ldexp(limit, int(np.count_nonzero(np.cumsum(counts[::-1]) > most))))
+        limit = _lowered(limit, most, lambda least: _collect(x, y, least, places[:0], errors[:0]))
+        count = _collect(x, y, float(limit), places, errors)
+    elif count > most:
+        while np.count_nonzero(errors[:count] >= limit) > most:
+            limit *= np.float32(2)
+        limit = _lowered(limit, most, lambda least: int(np.count_nonzero(errors[:count] >= least)))
+    return limit, places[:count][errors[:count] >= limit]
+
+
+def _lowered(limit: np.float32, most: int, count: Callable[[float], int]) -> np.float32:
+    """Return `limit` / 2^(j/4) for the largest j of 0 to 3 up to which at most `most` errors reach it. `count` counts them."""
+    for _ in range(3):
         smaller = np.float32(limit / 2**0.25)
-        if np.count_nonzero(errors >= smaller) > most:
+        if count(float(smaller)) > most:
             break
         limit = smaller
-    return limit, places[errors >= limit]
+    return limit
 
 
 def read(body: Bytes, size: int) -> tuple[Words32, npt.NDArray[np.float64], Bytes]:
