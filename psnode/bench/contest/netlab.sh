@@ -102,8 +102,8 @@ make() {
     local host=$lab-$1
     ip netns add "$host"
     ip netns exec "$host" sh -c 'f=/proc/sys/net/ipv6/conf/default/disable_ipv6; [ ! -e $f ] || echo 1 >$f'
-    # the usual one of Linux, whatever this machine has; a kernel without it keeps its own
-    ip netns exec "$host" sh -c 'echo cubic >/proc/sys/net/ipv4/tcp_congestion_control' 2>/dev/null || true
+    # TCP's usual congestion control, whatever this machine has; a kernel without it, or that forbids it here, keeps its own
+    control=$(ip netns exec "$host" sh -c 'cd /proc/sys/net/ipv4 && { echo cubic >tcp_congestion_control; cat tcp_congestion_control; }' 2>/dev/null) || true
     ip -n "$host" link set lo up
     if [[ $round_trip ]]; then
         ip -n "$switch" link set "far$1" netns "$host" name eth0
@@ -239,7 +239,7 @@ if [[ $private ]]; then
     done
     network=10.78.0
 fi
-echo "netlab: $hosts hosts, links of $link, goodput ${carried[*]} Mbit/s" >&2
+echo "netlab: $hosts hosts, links of $link, ${control:-unknown} congestion control, goodput ${carried[*]} Mbit/s" >&2
 before=$(count)
 
 set -m # gives each background command its own process group, in which INT is not ignored
