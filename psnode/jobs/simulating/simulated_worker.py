@@ -239,10 +239,13 @@ class SimulatedWorker:
     # steps
 
     def _steps(self) -> Iterator[None]:
-        """Take steps without end. Every `yield` waits for a message or for a time."""
+        """Take steps without end. Every `yield` waits for a message or for a time.
+
+        A step that is given up for a later version leaves its factor to the next one.
+        """
+        factor = self._factor()
         while True:
             self._waited = 0.0
-            factor = self._factor()
             begun = self._clock
             yield from self._take(0 if self._version == 0 else 1, self._order.forward, factor)
             if not self._is_passed_over:
@@ -253,6 +256,7 @@ class SimulatedWorker:
                 continue
             self._answer()
             yield from self._backward(factor, begun)
+            factor = self._factor()
             yield from self._until_clock()
             self._expect(self._version + 1)
             while self._goes_on and not self._is_passed_over and self._is_behind:
