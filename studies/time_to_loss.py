@@ -1,11 +1,12 @@
 """`python -m studies.time_to_loss`: minutes until a small transformer reaches a loss over a slow link; needs root.
 
 The transformer of examples/charlm.py is trained with AdamW, a cosine schedule and clipping at 1 by psnode under each --scheme
-and by PyTorch's DDP with each --hook (scripts/hook_losses.py), with two workers. Losses and step times are measured apart. The
-losses after every --every steps come from processes without a network, whose sums are the same. The time of a step is the
-median of --timed steps on emulated hosts: two for DDP, and a third one for psnode's master. The losses are those on the
-held-out text. The loss to reach is --above times that of the first hook at its end. A name followed by *N trains N times as
-many steps, with a schedule of this length.
+and by PyTorch's DDP with each --hook (scripts/hook_losses.py), with two workers. The script draws batches with replacement, and
+psnode draws them without. Losses and step times are measured apart. The losses after every --every steps come from processes
+without a network, whose sums are the same. The time of a step is the median of --timed steps after the first ones on emulated
+hosts: two for DDP, and a third one for psnode's master. The losses are those on the held-out text, with one seed. The loss to
+reach is --above times that of the first hook at its end. A name followed by *N trains N times as many steps, with a schedule of
+this length.
 """
 
 from __future__ import annotations
@@ -63,22 +64,22 @@ class Training:
     @classmethod
     def of(cls, text: str, options: Options) -> Training:
         """Return the training that NAME or NAME*N means."""
-        name, _, times = text.partition("*")
-        if times and not times.isdecimal():
-            raise ConfigurationError(f"{text}: after * is a number of times")
+        name, star, times = text.partition("*")
+        if star and (not times.isdecimal() or int(times) == 0):
+            raise ConfigurationError(f"{text}: after * comes a number of times")
         return cls(name.strip(), options.steps * int(times or 1), options)
 
 
 def of_hook(training: Training) -> dict[str, Any]:
     """Return the losses by step, the seconds of a step, and the bytes of gradients per rank and step, under DDP."""
-    curve = _by_processes(training)["curve"]
+    losses = _by_processes(training)
     with tempfile.TemporaryDirectory(prefix="psnode-time-to-loss-") as folder:
         timed = _line(training, UNTIMED + training.options.timed, 0)
         _, told = on_hosts(
             timed, hosts=WORKERS, rate=training.options.rate, each=True, counters=Path(folder) / "counters", seconds=3600.0
         )
-    found = json.loads(next(line for line in told.splitlines() if line.startswith("{")))["seeds"][0]
-    return {"curve": curve, "seconds": found["seconds"], "sent": found["sent"]}
+    [line] = [line for line in told.splitlines() if line.startswith("{")]
+    return {"curve": losses["curve"], "seconds": json.loads(line)["seeds"][0]["seconds"], "sent": losses["sent"]}
 
 
 def _by_processes(training: Training) -> dict[str, Any]:
@@ -109,7 +110,7 @@ def of_scheme(training: Training) -> dict[str, Any]:
     task = (
         f"--task {ROOT / 'examples' / 'charlm.py'} --task-option model=transformer --task-option width={given.width} "
         f"--task-option layers={given.layers} --batch-size {given.batch} --optimizer adamw --clip-grad-norm 1 --lr {given.lr} "
-        "--lr-schedule cosine --threads 1 --hash-every 0 --no-tensorboard"
+        "--weight-decay 0.01 --lr-schedule cosine --threads 1 --hash-every 0 --no-tensorboard"
     )
     scheme = tuple(shlex.split(training.name))
     with tempfile.TemporaryDirectory(prefix="psnode-time-to-loss-", ignore_cleanup_errors=True) as name:
@@ -146,7 +147,7 @@ def measure(options: Options) -> Found:
         name = f"DDP {text}" if found_by is of_hook else f"psnode {text}"
         try:
             rows.append({"name": name, "total": training.steps, **found_by(training)})
-        except (PsnodeError, subprocess.CalledProcessError) as error:
+        except (PsnodeError, subprocess.CalledProcessError, ValueError) as error:
             raise ConfigurationError(f"{name}: {error}") from error
         print(f"{name}: loss {rows[-1]['curve'][-1][1]:.4f}, {1e3 * rows[-1]['seconds']:.0f} ms", file=sys.stderr, flush=True)
     target = options.above * rows[0]["curve"][-1][1]

@@ -362,7 +362,7 @@ def test_lanes_that_move_do_so_in_numpy_too() -> None:
     for seed in range(40):
         rng = np.random.default_rng(seed)
         mask = (word(U32, rng), U32(0), U32(2**32 - 1), U32(1 << seed % 32))[seed % 4]
-        assert_same(both, np.ones(ROW + 4, U16), np.ones(ROW, U16), hard(U16, ROW + 5, rng), mask, run=run)
+        assert_same(both, np.ones(ROW + 40, U16), np.ones(ROW, U16), hard(U16, ROW + 5, rng), mask, run=run)
 
 
 def test_bytes_of_eight_lanes_are_permuted_as_by_hand() -> None:
