@@ -85,7 +85,7 @@ class Plan(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """What a training found.
+    """The result of a training.
 
     The held-out loss at the end, the bytes of gradients per rank and step, the median seconds of a step, and losses by step.
     """
@@ -97,7 +97,7 @@ class Trained(NamedTuple):
 
 
 def train(rank: int, plan: Plan, store: str, result: str) -> None:
-    """Run one process of the training `plan`. Rank 0 writes what it found, in JSON, to the file `result`."""
+    """Run one process of the training `plan`. Rank 0 writes the result, in JSON, to the file `result`."""
     hook, seed, steps, every, batch, lr, size = plan
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=RANKS)
@@ -137,7 +137,7 @@ def held_out_loss(task: Any, model: torch.nn.Module) -> float:
 
 
 def outcome(plan: Plan) -> Trained | None:
-    """Return what a training found. On emulated hosts, the result is None for ranks other than 0."""
+    """Return the result of a training. On emulated hosts, it is None for ranks other than 0."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result"
         if "RANK" in os.environ:
