@@ -10,7 +10,6 @@ the gradient was computed on), and the time from the first to the last version.
 from __future__ import annotations
 
 import contextlib
-import os
 import shlex
 import signal
 import subprocess
@@ -22,7 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from psnode.bench.contest.labs import environment
 from psnode.config import Config
 from psnode.config.declaration import option
 from psnode.config.load import load
@@ -34,10 +32,10 @@ from psnode.jobs.simulating.disturbances import Spread, Standstill
 from psnode.jobs.simulating.simulated_job import Disturbances, simulate_job
 from psnode.records.history import HISTORY
 from psnode.records.metrics import METRICS, read_records
+from scripts.running import ROOT, Job, send
 from studies.harness import Column, Found, Result, Study, main
 from studies.paced_task import PacedTask
 
-ROOT = Path(__file__).resolve().parents[1]
 _NAME = "dense"
 _ROUND_TRIP = 4e-4  # seconds of a request and its answer between ranks of one machine (docs/decisions/mpi-thread.md)
 _TIME = 0.15  # the largest accepted difference of the times
@@ -64,7 +62,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Course:
-    """What a job did: the gradients in each version, and the seconds from the first version to the last one."""
+    """The course of a job: the gradients in each version, and the seconds from the first version to the last one."""
 
     added: Sequence[Gradients]
     seconds: float
@@ -102,36 +100,35 @@ def profile_of(options: Options) -> Profile:
 
 def real_course(options: Options, rules: Mapping[str, Any], folder: Path) -> Course:
     """Run a real job, and return its course. Raises ConfigurationError if the job fails."""
-    begun, run, log = (folder / name for name in ("begun", "run", "log"))
+    begun, run = folder / "begun", folder / "run"
     task = {"seconds": options.seconds, "jitter": options.jitter, "seed": options.seed, "begun": begun}
     flags = {
         "--scheme": _NAME, "--max-steps": options.versions, "--lr": 1e-3, "--eval-freq": 0, "--threads": 1, "--batch-size": 4,
-        "--train-dir": run, **{f"--{name.replace('_', '-')}": value for name, value in rules.items()},
+        **{f"--{name.replace('_', '-')}": value for name, value in rules.items()},
     }  # fmt: skip
-    line = [
-        sys.executable, "-m", "psnode", "launch", "-n", str(options.workers), "--",
-        "train", "--task", f"{ROOT / 'studies' / 'paced_task.py'}:PacedTask", "--record-history", "--no-tensorboard",
+    words = [
+        "--task", f"{ROOT / 'studies' / 'paced_task.py'}:PacedTask", "--record-history", "--no-tensorboard",
         *(str(word) for flag in flags.items() for word in flag),
         *(word for key, value in task.items() for word in ("--task-option", f"{key}={value}")),
     ]  # fmt: skip
-    with log.open("wb") as file:
-        job = subprocess.Popen(line, env=environment(), stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT)
+    job = Job(run, options.workers, words)
+    process = job.process
     try:
         if (start := _start(job, begun, options.workers)) is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                job.wait(max(0.0, start + options.stop - time.time()))
-        if job.poll() is None:
-            _stop_for(process_of(str(run), options.rank), options.pause)
-            if job.poll() is not None:
+                process.wait(max(0.0, start + options.stop - time.time()))
+        if job.running:
+            _stop_for(job.ranks()[options.rank], options.pause)
+            if not job.running:
                 raise ConfigurationError("the job ended during the stop: ask for more --versions")
-        job.wait(60 + 4 * options.versions * options.seconds)
+        process.wait(60 + 4 * options.versions * options.seconds)
     except subprocess.TimeoutExpired:
-        raise ConfigurationError(f"the real job does not end: {log.read_text()[-2000:]}") from None
+        raise ConfigurationError(f"the real job does not end: {job.log.read_text()[-2000:]}") from None
     finally:
-        job.terminate()  # psnode launch ends its ranks
-        job.wait()
-    if job.returncode:
-        raise ConfigurationError(f"the real job ended with code {job.returncode}: {log.read_text()[-2000:]}")
+        process.terminate()  # psnode launch ends its ranks
+        process.wait()
+    if process.returncode:
+        raise ConfigurationError(f"the real job ended with code {process.returncode}: {job.log.read_text()[-2000:]}")
     seconds = [record["seconds"]["step"] for record in read_records(run / METRICS)]
     lines = [line for line in read_records(run / HISTORY) if "groups" in line]
     added = [frozenset((rank, based) for group in line["groups"] for rank, _, based in group) for line in lines]
@@ -140,38 +137,24 @@ def real_course(options: Options, rules: Mapping[str, Any], folder: Path) -> Cou
 
 def _stop_for(process: int, seconds: float) -> None:
     try:
-        os.kill(process, signal.SIGSTOP)
+        send(process, signal.SIGSTOP)
         time.sleep(seconds)
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process, signal.SIGCONT)
+        send(process, signal.SIGCONT)
 
 
-def _start(job: subprocess.Popen[bytes], begun: Path, last: int) -> float | None:
+def _start(job: Job, begun: Path, last: int) -> float | None:
     """Return the time at which worker `last` began its first step; None if the job ended before.
 
     Worker 1 is not asked, since it also makes passes before the first step.
     """
-    while job.poll() is None:
+    while job.running:
         for line in begun.read_text().splitlines(keepends=True) if begun.exists() else ():
             rank, _, at = line.partition(" ")
             if rank == str(last) and at.endswith("\n"):
                 return float(at)
         time.sleep(0.01)
     return None
-
-
-def process_of(mark: str, rank: int) -> int:
-    """Return the process of a rank of the job whose command line contains `mark`. Raises ConfigurationError if there is none."""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                words = (entry / "environ").read_bytes().split(b"\0")
-                if mark.encode() in (entry / "cmdline").read_bytes() and f"OMPI_COMM_WORLD_RANK={rank}".encode() in words:
-                    return int(entry.name)
-            except OSError:
-                continue
-    raise ConfigurationError(f"no process has rank {rank} of {mark}")
 
 
 def simulated_course(options: Options, config: Config, profile: Profile) -> Course:
