@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -342,6 +343,34 @@ def test_flow_control_holds_a_worker_that_does_not_take_its_weights() -> None:
     assert found.received[3] < found.received[1] - 5 * 40_000_000
     assert 3 in set().union(*map(set, contributors(found)[-5:]))
     assert not found.events
+
+
+class CountedSpread(Spread):
+    """A spread that counts the factors that each worker draws."""
+
+    def factors(self, rank: int) -> Callable[[], float]:
+        draw, self.__dict__[str(rank)] = super().factors(rank), 0
+
+        def counted() -> float:
+            self.__dict__[str(rank)] += 1
+            return draw()
+
+        return counted
+
+    def drawn(self, rank: int) -> int:
+        return int(self.__dict__[str(rank)])
+
+
+def test_a_step_that_is_given_up_leaves_its_factor_to_the_next_one() -> None:
+    """Check that every worker has drawn a factor for each step whose backward pass has ended, and one more for the step at the
+    end of the job. The third worker is stopped, and then gets the newest weights whole, in place of the weights it waits for.
+    """
+    spread = CountedSpread(0.1)
+    among = Disturbances(spread, [Standstill(3, 0.1, 3.1)])
+    costs, rule = scheme({"down": 40_000_000}), load({"consistency": "asp", "num_aggregate": 2}, {})
+    found = simulate_job(profile(), costs, Scenario(3, None, 0.0, 8), rule, 30, among, timeline=True)
+    ended = [sum(span["pid"] == rank and span["name"] == "forward_backward" for span in found.spans) for rank in (1, 2, 3)]
+    assert [spread.drawn(rank) for rank in (1, 2, 3)] == [count + 1 for count in ended]
 
 
 def test_bytes_are_the_same_at_both_ends_of_the_links() -> None:
