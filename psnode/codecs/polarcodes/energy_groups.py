@@ -26,6 +26,7 @@ from psnode.codecs.entropy.ans_model import section_cost
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.polarcodes.designs import CHANNELS
 from psnode.codecs.polarcodes.group_order import CHUNK, GROUP, EnergyClasses, order, sort, unsort
+from psnode.codecs.polarcodes.vectors import LANES
 
 LONGEST = 14  # base-2 logarithm of the longest block of a class
 LADDER = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0)
@@ -34,7 +35,6 @@ _GAP = 1.04  # the error of a code relative to the error of an ideal code
 _STEP = 1.0442737824274138  # 2^(1/16), the ratio of neighbours in the grid of m
 _MULTIPLIERS = 1024  # the grid goes from 2^-48 to 2^16 times the mean square
 _GAIN = 0.9  # classes are used only if they reduce the error to less than this share
-_LANES = 32
 
 
 @kernel
@@ -104,14 +104,14 @@ def _beyond(x: Floats, reach: float) -> float:
 
     It is summed in 32 lanes, whose sums are then added one after another.
     """
-    sums = np.zeros(_LANES)
-    full = x.size // _LANES * _LANES
-    for start in range(0, full, _LANES):
-        part = x[start : start + _LANES]
-        for j in range(_LANES):
+    sums = np.zeros(LANES)
+    full = x.size // LANES * LANES
+    for start in range(0, full, LANES):
+        part = x[start : start + LANES]
+        for j in range(LANES):
             sums[j] += _square_beyond(part[j], reach)
     total = 0.0
-    for j in range(_LANES):
+    for j in range(LANES):
         total += sums[j]
     for i in range(full, x.size):
         total += _square_beyond(x[i], reach)
