@@ -249,6 +249,20 @@ def test_a_run_ends_with_torchs_weights_and_resumes_to_the_bit(kind: str, tmp_pa
     assert all(torch.equal(again[name], value) for name, value in found.items())
 
 
+def sgd(name: str, parameter: nn.Parameter) -> torch.optim.Optimizer:
+    return torch.optim.SGD([parameter], lr=LR)
+
+
+@pytest.mark.parametrize(("make", "lead", "told"), [(sgd, None, True), (sgd, 0.3, False), (muon_and_adamw, None, False)])
+def test_a_lead_under_sgd_of_the_task_is_told_unless_it_is_asked_for(
+    make: Any, lead: float | None, told: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    settings = {"batch_size": EXAMPLES // 2, "max_steps": 1, "local": 2, "tensorboard": False, "threads": 1, "optimizer": "task"}
+    weights_after(Optimised(make), Config(train_dir=tmp_path, scheme="polar-2bit", downlink_lead=lead, **settings))
+    said = "the task's optimizer is SGD, which the lead of polar-2bit's downlink makes less stable" in capfd.readouterr().err
+    assert said == told
+
+
 def test_what_an_optimizer_does_not_have_is_refused() -> None:
     def refused(message: str, **asked: Any) -> None:
         with pytest.raises(ConfigurationError, match=message):

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from psnode.config import Config, settings
+from psnode.config.train_settings import DESCENTS
 from psnode.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -55,6 +56,14 @@ def pace_of(config: Config, rule: Feedback, momentum: float, lr: float) -> tuple
     if config.optimizer != "sgd":
         return 0.9, DENSE_RATE
     return momentum, DENSE_RATE if config.momentum or rule.gathering is not None else lr
+
+
+def lead_of(optimizer: str, lead: float) -> float:
+    """Return the downlink's lead of a run, from the `lead` of its scheme: 0 under SGD, which a lead makes less stable.
+
+    An own optimizer may be of any kind, and keeps the lead (docs/decisions/default-scheme.md, "No lead under SGD").
+    """
+    return 0.0 if optimizer in DESCENTS else lead
 
 
 def rate_notes(name: str, own: float, lr: float | None) -> tuple[str, ...]:

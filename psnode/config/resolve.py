@@ -15,6 +15,7 @@ from psnode.config.effects import (
     DENSE_RATE,
     UNIT_RATE,
     ladder_to,
+    lead_of,
     momentum_of,
     moves_by_rate,
     pace_of,
@@ -64,6 +65,7 @@ def resolve(config: Config, *, unrecorded: bool = False) -> Scheme:
         ladder = ladder_to(ratio_of(codec), ladder)
     by_rate = moves_by_rate(rule, codec, aggregator)
     own = not config.codec and config.sends_weights and config.downlink is None
+    lead = lead_of(config.optimizer, scheme.downlink_lead) if own else 0.0
     usual_downlink = DENSE if config.codec or not config.sends_weights else scheme.downlink
     downlink = _downlink(config.downlink or usual_downlink, codec)
     if config.downlink_lead and downlink == DENSE:
@@ -76,7 +78,7 @@ def resolve(config: Config, *, unrecorded: bool = False) -> Scheme:
         feedback=feedback,
         aggregator=aggregator,
         downlink=downlink,
-        downlink_lead=scheme.lead(config.downlink_lead) if own or config.downlink_lead is not None else 0.0,
+        downlink_lead=lead if config.downlink_lead is None else config.downlink_lead,
         momentum=momentum,
         lr=lr if by_rate == (lr == UNIT_RATE) else UNIT_RATE if by_rate else DENSE_RATE,
     )

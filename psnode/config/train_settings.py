@@ -24,6 +24,7 @@ EARLIER_DEFAULTS = ("topk", "atomo")
 WITH_BETAS = ("adam", "adamw", "nadam", "radam", "adamax")
 COORDINATEWISE = (*WITH_BETAS, "rmsprop", "adagrad", "adadelta")
 BY_TENSOR = ("adafactor", "asgd", "rprop")
+DESCENTS = ("sgd", "asgd")  # optimizers whose updates are sums of gradients, not divided by the gradients' size
 OWN = "task"
 # values of --plan other than a file: the rule of psnode.plans.rule, and the fastest of some schemes in trial steps
 BY_RULE, BY_TRIAL = "rule", "auto"

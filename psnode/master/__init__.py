@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from psnode.config import Config
+from psnode.config.scheme import Scheme
 from psnode.config.train_settings import OWN, UNDECIDED
 from psnode.errors import CheckpointError, PsnodeError, StoppedError, in_one_line
 from psnode.exchange import malloc
@@ -193,7 +194,7 @@ def _run(
         link, coding, config, weights, rule, dealing.rate, routes, tracer,
         task=task, groups=groups, device=device, flow_control=flow_control,
     ) as shard:  # fmt: skip
-        _tell_of_the_host(shard)
+        _tell_of_the_shard(shard, run.scheme)
         shard.take_up(run.resume_point.checkpoint)
         behind = _start(link, run, plan, ready, model, dealing, layout, recorded(groups))
         shard.hand_out(behind)
@@ -300,9 +301,14 @@ def _gathered(
     return ready, need
 
 
-def _tell_of_the_host(shard: Shard | DistributedShard) -> None:
+def _tell_of_the_shard(shard: Shard | DistributedShard, scheme: Scheme) -> None:
     for line in shard.on_host:
         _LOG.warning("the master: %s", line)
+    if shard.leads_own_sgd:
+        _LOG.warning(
+            "the task's optimizer is SGD, which the lead of %s's downlink makes less stable: begin with --downlink-lead 0",
+            scheme.name,
+        )
 
 
 def _start(

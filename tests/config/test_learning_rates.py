@@ -83,3 +83,17 @@ def test_a_record_keeps_its_number(tmp_path: Path) -> None:
     assert load({"resume": True, "train_dir": tmp_path}, {}).lr == 0.01
     with claim(config(tmp_path, scheme="signsgd", resume=True)) as found:
         assert (found.config.lr, found.notes) == (0.01, ())
+
+
+def test_a_begun_run_keeps_its_lead(tmp_path: Path) -> None:
+    """Check that a run of the default scheme under SGD that began with a lead goes on with it, although such runs begin without
+    a lead now.
+    """
+    run(config(tmp_path, scheme="polar-2bit"))
+    file = tmp_path / "config.json"
+    content = json.loads(file.read_bytes())
+    assert content["scheme"]["downlink_lead"] == 0
+    content["scheme"]["downlink_lead"] = 0.3
+    file.write_text(json.dumps(content))
+    with claim(config(tmp_path, scheme="polar-2bit", resume=True)) as found:
+        assert found.scheme.downlink_lead == 0.3

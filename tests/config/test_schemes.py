@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from psnode.codecs import get_codec
-from psnode.config import Config
+from psnode.config import Config, settings
 from psnode.config.ratios import with_ratio
 from psnode.config.resolve import resolve
 from psnode.config.scheme import Scheme
@@ -170,8 +170,8 @@ def test_where_no_weights_are_sent_a_scheme_brings_no_downlink() -> None:
     """Check that polar-2bit sets neither downlink nor lead under gather, where no changes of weights are sent; the lead is a
     multiple of the weights' last change.
     """
-    assert resolve(Config(scheme="polar-2bit")).downlink_lead > 0
-    scheme = resolve(Config(scheme="polar-2bit", topology="gather"))
+    assert resolve(Config(optimizer="adamw", scheme="polar-2bit")).downlink_lead > 0
+    scheme = resolve(Config(optimizer="adamw", scheme="polar-2bit", topology="gather"))
     assert (scheme.downlink, scheme.downlink_lead) == ("dense", 0)
     with pytest.raises(ConfigurationError, match=r"^--downlink-lead needs changes of weights that are coded"):
         resolve(Config(scheme="polar-2bit", topology="gather", downlink_lead=1.0))
@@ -300,7 +300,7 @@ def test_papers_that_carry_the_learning_rate_in_the_memory_have_it_there(name: s
     ("fields", "lead"),
     [
         ({"scheme": "polar-2bit"}, 0.3),
-        ({"optimizer": "adamw"}, 0.3),  # its default scheme
+        ({}, 0.3),  # the default scheme
         ({"scheme": "polar-2bit", "downlink_lead": 0.0}, 0.0),
         ({"scheme": "polar-2bit", "downlink_lead": 0.5}, 0.5),
         ({"scheme": "polar-2bit", "downlink": "dense"}, 0.0),
@@ -310,6 +310,15 @@ def test_papers_that_carry_the_learning_rate_in_the_memory_have_it_there(name: s
     ],
 )
 def test_the_lead_of_a_schemes_downlink_belongs_to_that_downlink(fields: dict[str, Any], lead: float) -> None:
-    found = resolve(Config(**fields))
+    found = resolve(Config(optimizer="adamw", **fields))
     assert found.downlink_lead == lead
     assert Scheme.from_dict(found.to_dict()).downlink_lead == lead
+
+
+@pytest.mark.parametrize("optimizer", settings()["optimizer"].rules.choices)
+def test_a_scheme_leads_under_every_optimizer_but_sgd(optimizer: str) -> None:
+    """Check that updates that are sums of gradients are not led, unless the user asks for a lead: a lead L lowers the largest
+    stable rate of SGD with the momentum m by up to 1 + 2 L.
+    """
+    assert resolve(Config(optimizer=optimizer)).downlink_lead == (0 if optimizer in ("sgd", "asgd") else 0.3)
+    assert resolve(Config(optimizer=optimizer, downlink_lead=0.5)).downlink_lead == 0.5

@@ -59,7 +59,7 @@ def test_a_dense_downlink_has_no_y_but_frames_of_all_weights() -> None:
 
 
 def test_a_downlink_that_leads_takes_a_vector_of_the_masters() -> None:
-    usual, leading = need("polar-2bit", downlink_lead=0.0), need("polar-2bit")
+    usual, leading = need("polar-2bit"), need("polar-2bit", downlink_lead=0.3)
     assert leading.master_bytes - usual.master_bytes == usual.vector
     assert leading.worker == usual.worker
 

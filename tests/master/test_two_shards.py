@@ -36,6 +36,7 @@ class Halves:
     """A ShardHandle for two shards, one with the groups of even and one with those of odd numbers."""
 
     on_host: Sequence[str] = ()
+    leads_own_sgd = False
     needs_all = is_remote = False
     readmits = True
 

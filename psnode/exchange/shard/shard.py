@@ -108,6 +108,7 @@ class Shard:
         self._own_code = self._constrained or own_optimizer is not None or own_codec
         arithmetic: Arithmetic = HostArithmetic(part.own, codecs, aggregator, self._parameters)
         self._device_copies: DeviceCopies | None = None
+        self.leads_own_sgd = bool(lead) and config.downlink_lead is None and self._parameters.has_own_sgd
         self.on_host: list[str] = []  # lines about work that stays on the host in spite of `device`
         if device is not None:
             placed = place(

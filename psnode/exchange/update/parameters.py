@@ -61,6 +61,11 @@ class Parameters:
         return self._update.in_one_pass
 
     @property
+    def has_own_sgd(self) -> bool:
+        """True if the task's own optimizer of any tensor is torch's SGD or ASGD."""
+        return isinstance(self._update, WholeUpdate) and self._update.has_own_sgd
+
+    @property
     def vectors(self) -> tuple[torch.Tensor, ...]:
         """The weights, and the optimizer's memories that have one value per coordinate. Each is flat in the order of the plan."""
         return (self.weights, *self._update.memories.values())

@@ -68,6 +68,13 @@ class WholeUpdate(Update):
                 begun = [_numbers(group) for group in optimizer.param_groups]
                 self._tensors[group.index].append(_Own(name, where.start, where.stop, parameter, optimizer, factors, begun))
 
+    @property
+    def has_own_sgd(self) -> bool:
+        """True if the task has made torch's SGD or ASGD for any tensor."""
+        return any(
+            isinstance(own.optimizer, torch.optim.SGD | torch.optim.ASGD) for tensors in self._tensors.values() for own in tensors
+        )
+
     def step(self, group: int, total: Floats, factor: float, lr: float, idle: Sequence[slice]) -> None:
         begin, silent = self.groups[group].start, {part.start for part in idle}
         for own in self._tensors[group]:

@@ -14,9 +14,9 @@ from psnode.config import Config
 from psnode.config.amounts import amount, counted
 from psnode.config.coding_name import coding_name, is_replaced
 from psnode.config.names import DENSE, PASSED
+from psnode.config.resolve import resolve
 from psnode.config.scheme import Scheme
 from psnode.config.scheme_losses import Coded, costs_of
-from psnode.config.schemes import SCHEMES
 from psnode.config.train_settings import DEFAULT_SCHEME, WITH_BETAS
 from psnode.exchange.expected import step_bytes
 from psnode.exchange.footprint import Footprint
@@ -91,7 +91,7 @@ def doubt_of(scheme: Scheme, optimizer: str) -> str:
     The warning gives the largest notable cost that was measured with this scheme. If no notable cost was measured, there is a
     warning if the codec sends sparse gradients, signs or low-rank factors and the optimizer is a variant of Adam.
     """
-    usual, coder = SCHEMES[DEFAULT_SCHEME], known_codec(scheme.codec)
+    usual, coder = resolve(Config(optimizer=optimizer)), known_codec(scheme.codec)
     name = f"--codec {brief(coder)}" if is_replaced(scheme.name, coder) else scheme.name
     found = [cost for cost in costs_of(_coded(scheme), optimizer) if cost.is_notable]
     if found:

@@ -23,7 +23,7 @@ COARSE = {
 
 
 def cost(cell: str, scheme: str, percent: float) -> LossCost:
-    found = resolve(Config(scheme=scheme))
+    found = resolve(Config(scheme=scheme, optimizer=cell.split("/")[1]))
     return LossCost(
         cell, scheme, (found.codec, found.feedback, found.downlink, found.downlink_lead), percent, None, 20.0, 1, 0.001
     )
@@ -53,7 +53,7 @@ def test_a_scheme_that_lost_much_where_it_was_measured_is_told_with_the_figure_a
         "qsgd under radam cost 6.5 % of the loss of gpt-small after 700 steps; "
         f"--scheme {DEFAULT_SCHEME}, the default, 0.9 (docs/choosing.md)"
     )
-    assert doubt_of(SCHEMES[DEFAULT_SCHEME], "adamw") == ""
+    assert doubt_of(resolve(Config(optimizer="adamw")), "adamw") == ""
     assert doubt_of(SCHEMES["qsgd"], "sgd") == ""
 
 
@@ -75,11 +75,11 @@ def test_what_a_scheme_cost_where_it_was_measured_is_told(monkeypatch: pytest.Mo
     )
     monkeypatch.setattr(scheme_losses, "measured", lambda: known)
     assert measured_cost(SCHEMES["dense"], "adamw") == ""
-    assert [measured_cost(SCHEMES[DEFAULT_SCHEME], other) for other in ("rmsprop", "asgd", "task")] == ["", "", ""]
-    assert measured_cost(SCHEMES[DEFAULT_SCHEME], "adam") == (
+    assert [measured_cost(resolve(Config(optimizer=other)), other) for other in ("rmsprop", "asgd", "task")] == ["", "", ""]
+    assert measured_cost(resolve(Config(optimizer="adam")), "adam") == (
         "beside dense, loss -1.6 to +0.4 % on gpt-small, lstm; accuracy +1.9 points on vit (docs/choosing.md)"
     )
-    assert measured_cost(SCHEMES[DEFAULT_SCHEME], "sgd") == "beside dense, accuracy -0.1 points on lenet (docs/choosing.md)"
+    assert measured_cost(resolve(Config()), "sgd") == "beside dense, accuracy -0.1 points on lenet (docs/choosing.md)"
     assert measured_cost(SCHEMES["topk"], "sgd") == ""
 
 

@@ -79,6 +79,7 @@ class DistributedShard:
         self._copied = CopiedGroups(routes)
         self._found: Checkpoint | None = None
         self._own = None if own is None else OwnShard(own)
+        self.leads_own_sgd = own is not None and own.leads_own_sgd
         self._remote = {rank: part for rank, part in self._parts.items() if rank != MASTER}
         self.needs_all = need_all(routes)
         self.readmits = not self._copied.exist and not self.needs_all
