@@ -256,7 +256,8 @@ def _at_rate(asked: _Asked, rate: str, scenario: Scenario) -> dict[str, Any]:
     from psnode.jobs.planning.forecast_tables import chains, table
 
     rows = forecasts(asked.profile, scenario, asked.topologies)
-    for topology, names in left_out(asked.profile, asked.topologies, rows).items():
+    missing = left_out(asked.profile, asked.topologies, rows) if asked.search is None else {}  # a search uses all candidates
+    for topology, names in missing.items():
         click.echo(f"note: --topology {topology}: refused, or too many frames to predict: {', '.join(names)}", err=True)
     verdict = judge(rows)
     told = [*sentences(verdict), *topology_sentences(rows, verdict)]
@@ -292,9 +293,9 @@ def _of_groups(
     from psnode.jobs.planning.search.ways import NAMES, way_table
 
     _tell(f"steps of groups at {rate}")
-    ways = search.ways(asked.profile, scenario)
+    ways = search.ways(asked.profile, scenario, *asked.topologies)
     listed = ways.compared()
-    asked.show(*way_table(search.name, listed, asked.profile))
+    asked.show(*way_table(search.name, listed, asked.profile, *asked.topologies))
     if asked.saves:
         way = next(way for way in listed if way.name == NAMES.get(str(asked.groups), listed[0].name))
         file = search.file(ways, way, scenario.workers, f"{asked.source}, {rate}")
@@ -331,7 +332,6 @@ def _measured(
     schemes are measured, and there is no search. If `topologies` is empty, the topology of OPTIONS takes its place.
     """
     from psnode.bench.hardware import hardware
-    from psnode.exchange.routes.refusals import require_central
     from psnode.exchange.routes.topologies import COMPARED
     from psnode.jobs.planning.compared import compared, scheme_name
     from psnode.jobs.planning.profiling import measure
@@ -345,8 +345,8 @@ def _measured(
     if base.plan != BY_RULE:
         raise ConfigurationError("--plan has no meaning in the options of train here, where plans are made: leave it out")
     topologies = topologies or (COMPARED if base.topology == _ALL else (base.topology,))
-    for topology in topologies if groups is not None else ():
-        require_central(replace(base, topology=topology), "--groups")
+    if groups is not None and len(topologies) > 1:
+        raise ConfigurationError("--groups needs one topology: name it in place of --topology auto")
     topologies, refused = possible(base, topologies)
     for line in refused:
         click.echo(f"note: left out: {line}", err=True)

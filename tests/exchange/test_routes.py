@@ -14,7 +14,6 @@ from psnode.errors import ConfigurationError
 from psnode.exchange.routes.refusals import (
     refuse_other_roots,
     refuse_unlike_processors,
-    require_central,
     require_straight,
 )
 from psnode.exchange.routes.topologies import group_bytes_of, routes_of, sent_in_a_step, shares_of
@@ -162,11 +161,7 @@ def test_groups_are_about_four_for_each_root_within_bounds() -> None:
     assert group_bytes_of("mesh", 10**9, 4) == 16 << 20
 
 
-def test_programs_that_know_one_topology_refuse_the_others() -> None:
-    require_central(Config(), "psnode plan")
-    for topology in ("mesh", "mesh:master=auto", "star:down=tree", "sharded:servers=2"):
-        with pytest.raises(ConfigurationError, match=r"^psnode plan knows --topology star alone$"):
-            require_central(Config(topology=topology), "psnode plan")
+def test_programs_refuse_topologies_that_they_cannot_start_or_measure() -> None:
     for topology in ("star", "mesh"):
         require_straight(Config(topology=topology), "psnode bench peers")
     with pytest.raises(
@@ -175,10 +170,7 @@ def test_programs_that_know_one_topology_refuse_the_others() -> None:
         require_straight(Config(topology="sharded:servers=2"), "psnode bench peers")
     with pytest.raises(ConfigurationError, match=r"^psnode bench peers decides on no topology: name one, not --topology auto$"):
         require_straight(Config(topology="auto"), "psnode bench peers")
-    with pytest.raises(ConfigurationError, match=r"^psnode plan knows --topology star alone$"):
-        require_central(Config(topology="auto"), "psnode plan")
     refuse_other_roots(Config(topology="auto", spares=1), constrains=True)  # only the decided topology refuses settings
-    require_central(Config(topology="sharded:servers=1"), "psnode plan")
     with pytest.raises(ConfigurationError, match=r"^psnode bench peers counts passed-on bytes twice: leave out --topology star:"):
         require_straight(Config(topology="star:down=tree"), "psnode bench peers")
 

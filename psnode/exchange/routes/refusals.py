@@ -14,15 +14,6 @@ from psnode.exchange.routes.topologies import are_parts, is_central, is_plain, s
 from psnode.exchange.shard.consistency import waits_for_all
 
 
-def require_central(config: Config, program: str) -> None:
-    """Raise ConfigurationError unless all ranks exchange frames only with the master.
-
-    `program` supports no other topology.
-    """
-    if not is_plain(config.topology):
-        raise ConfigurationError(f"{program} knows --topology star alone")
-
-
 def require_straight(config: Config, program: str) -> None:
     """Raise ConfigurationError for a job with servers, or with workers that forward weights.
 

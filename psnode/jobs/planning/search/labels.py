@@ -236,12 +236,12 @@ class _Bounds:
 
     def __init__(self, model: StepClocks) -> None:
         self._model = model
-        least, workers = model.least(), model.scenario.workers
+        least, loads = model.least(), model.loads
         self._rest = {
             CODER: _left(least.encode),
-            INWARD: _left(workers * least.frame_in),
-            LANES: _left((workers * least.decode + least.update) / model.lanes),
-            OUTWARD: _left(workers * least.frame_out),
+            INWARD: _left(loads.inward * least.frame_in / loads.roots),
+            LANES: _left((loads.gradients * least.decode + least.update) / model.lanes),
+            OUTWARD: _left(loads.outward * least.frame_out / loads.roots),
             APPLIED: _left(least.apply),
         }
         profile = model.profile

@@ -8,7 +8,8 @@ Z. Wang et al., "MergeComp: A compression scheduler for scalable communication-e
 where A is the time of the passes, h(x) is the time to compress x coordinates, and g(x) is the time to communicate them.
 Both are linear functions. Compression delays the backward pass. Communication runs in parallel to both, one group after
 another. In this module, h is the time of all work on a group, on a worker and on the master. For P workers, g is the time
-of P frames to the master and P frames from it.
+of P frames to the master and P frames from it. If R roots work at the same time (StageLoads), the work and the frames of a
+group's root count with the factor 1 / R.
 
 If the first of two groups grows, it is sent later, and the second group takes less time. So F is the maximum of a rising
 and a falling function of the cut between them, and the best cut is found by bisection. With y groups, the last cut is
@@ -37,12 +38,13 @@ def merged_step(clocks: StepClocks, stops: Sequence[int], candidate: int = 0) ->
     `stops`: for each group, the number of the tensor before which it ends.
     """
     computed = sent = ready = 0.0
-    start, workers = 0, clocks.scenario.workers
+    start, loads = 0, clocks.loads
     for stop in stops:
         group = clocks.times(np.array([start]), stop, candidate)
-        coding = group.encode + workers * group.decode + group.update + group.apply
+        coding = group.encode + (loads.gradients * group.decode + group.update) / loads.roots + group.apply
         computed += float(group.ready[0]) - ready + float(coding[0])
-        sent = max(sent, computed) + workers * float((group.frame_in + group.frame_out)[0])
+        frames = loads.inward * group.frame_in + loads.outward * group.frame_out
+        sent = max(sent, computed) + float(frames[0]) / loads.roots
         start, ready = stop, float(group.ready[0])
     return clocks.profile.forward + max(sent, computed + clocks.profile.backward - ready)
 

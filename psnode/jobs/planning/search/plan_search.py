@@ -11,6 +11,7 @@ from psnode.config.names import DENSE
 from psnode.config.resolve import resolve
 from psnode.errors import ConfigurationError
 from psnode.jobs.planning.profile import Profile
+from psnode.jobs.planning.routing.routed_groups import USUAL
 from psnode.jobs.planning.scenario import Scenario
 from psnode.jobs.planning.search.grouping import CodecCandidate
 from psnode.jobs.planning.search.measured_candidates import codec_pairs, measure_candidates
@@ -42,9 +43,9 @@ class PlanSearch:
         profile, candidates = measure_candidates(config, codec_pairs(name, config), tell, ranks=ranks)
         return cls(name, config, candidates), profile
 
-    def ways(self, profile: Profile, scenario: Scenario) -> Ways:
-        """Return the ways to group the tensors in a scenario."""
-        return Ways(profile, self.candidates, scenario, self.config)
+    def ways(self, profile: Profile, scenario: Scenario, topology: str = USUAL) -> Ways:
+        """Return the ways to group the tensors in a scenario, under the setting `topology`."""
+        return Ways(profile, self.candidates, scenario, self.config, topology)
 
     def file(self, ways: Ways, way: Way, workers: int, source: str) -> PlanFile:
         """Return the plan file of a way to group the tensors. `source`: a text that tells users the prediction's origin.
@@ -63,4 +64,4 @@ class PlanSearch:
             chosen, named = {"scheme": DENSE}, f"{self.name}, none of which is coded,"
         prediction = Prediction(way.step.seconds, workers, source, way.step.binds, ways.spans(way))
         told = (f"{named} in groups by {way.name}", f"{milliseconds(way.step.seconds)} a step are predicted")
-        return PlanFile(plan, chosen, prediction, told)
+        return PlanFile(plan, chosen, prediction, told, ways.topology)

@@ -13,10 +13,10 @@ lanes. So for P workers and l lanes, the rule is
 
     coded in K parts     K [P (frame in + frame out) + encode + apply] + ceil(K / l) [P decode + update],   all of one part,
 
-where the seconds are those of one part. An uncoded gradient is one part that consists only of frames. In reality, steps of
-different parts and gradients overlap, so this rule codes too seldom if the link is the bottleneck. With `overlapped`, the
-stages of the K parts run in parallel: the exchange takes the time of the longest stage plus 1 / K of the times of the other
-stages.
+where the seconds are those of one part. If R roots work at the same time (StageLoads), R parts travel at the same time, and
+there are R l lanes. An uncoded gradient is one part that consists only of frames. In reality, steps of different parts and
+gradients overlap, so this rule codes too seldom if the link is the bottleneck. With `overlapped`, the stages of the K parts
+run in parallel: the exchange takes the time of the longest stage plus 1 / K of the times of the other stages.
 """
 
 from __future__ import annotations
@@ -62,13 +62,15 @@ def exchange_times(clocks: StepClocks, candidate: CodecCandidate, coded: float, 
 
     `coded`, `plain`: the numbers of coordinates in the whole gradient. If `coded` is 0, only frames take time.
     """
-    workers, curves = clocks.scenario.workers, candidate.curves
+    loads, curves = clocks.loads, candidate.curves
     here = (coded / parts, plain / parts)
-    inward, outward = (parts * workers * seconds for seconds in clocks.frames(candidate, *here))
+    inward, outward = clocks.frames(candidate, *here)
+    turns = math.ceil(parts / loads.roots)
+    inward, outward = turns * loads.inward * inward, turns * loads.outward * outward
     if not coded:
         return ExchangeTimes(0.0, inward, 0.0, outward, 0.0)
     turns = math.ceil(parts / clocks.lanes)
-    served = turns * (workers * curves.decode.at(*here) + curves.update.at(*here))
+    served = turns * (loads.gradients * curves.decode.at(*here) + curves.update.at(*here))
     return ExchangeTimes(parts * curves.encode.at(*here), inward, served, outward, parts * curves.apply.at(*here))
 
 

@@ -1,6 +1,7 @@
 """A model of a step for the search among groupings: every group passes five stages in order, each with its own clock.
 
-All clocks count seconds from the beginning of the backward pass. For a group of a job with P workers and l lanes:
+All clocks count seconds from the beginning of the backward pass. For a group of a job with P workers and l lanes, whose master
+is the only root:
 
     coder   starts when the group's last gradient is ready and the coder is free; takes encode
     inward  starts when the group is coded and the master's link is free; takes P frames. A frame takes as long as the slowest of
@@ -10,6 +11,11 @@ All clocks count seconds from the beginning of the backward pass. For a group of
             is then at least the latest of these times minus w (1 - 1 / l)
     outward starts when the group is done and the link is free; takes P frames
     home    half a round trip later, the group can be applied when the next forward pass uses it
+
+Under other topologies the frames are those of StageLoads, and R roots work on different groups at the same time. So there are
+R l lanes, and R links: a group's f frames advance the clock of the links by f / R frames, and the group has passed after at
+least f frames. The clock is then at least this time minus f (1 - 1 / R) frames. This model ignores two things: gradients to
+and weights from a root on a worker share its link with the worker's own frames, and weights that are passed on arrive later.
 
 The forward pass begins when the backward pass has ended and all groups are coded. It waits for each group at its first use.
 If the groups are first used in the reverse order of their gradients, the step ends at
@@ -39,6 +45,7 @@ from psnode.exchange.shard.executor import most_lanes
 from psnode.jobs.planning.profile import HostCosts, Profile, TensorTimes
 from psnode.jobs.planning.scenario import GOODPUT, Scenario
 from psnode.jobs.planning.search.grouping import CodecCandidate, GroupChoice, Grouping, SmallTensorRules
+from psnode.jobs.planning.search.stage_loads import StageLoads
 
 Floats = npt.NDArray[np.float64]
 CLOCKS = CODER, INWARD, LANES, OUTWARD, APPLIED, HOME, WORK, ERROR = range(8)
@@ -95,8 +102,8 @@ class GroupTimes:
 class StepClocks:
     """The model of a step for the tensors of `profile`, in the order in which their gradients finish.
 
-    `shares`: each tensor's share of |gradient|^2; by default its share of the coordinates. Raises ConfigurationError if the
-    codec of a candidate cannot code a tensor.
+    `shares`: each tensor's share of |gradient|^2; by default its share of the coordinates. `loads`: the load of the stages; by
+    default that of a star. Raises ConfigurationError if the codec of a candidate cannot code a tensor.
     """
 
     def __init__(
@@ -106,10 +113,12 @@ class StepClocks:
         scenario: Scenario,
         rules: SmallTensorRules | None = None,
         shares: Sequence[float] | None = None,
+        loads: StageLoads | None = None,
     ) -> None:
+        self.loads = loads or StageLoads.of_one_root(scenario.workers)
         self.tensors, self.candidates = profile.tensors, tuple(candidates)
         self.profile, self.scenario = profile, scenario
-        self.lanes = most_lanes(scenario.cores, _MANY_GROUPS)
+        self.lanes = self.loads.roots * most_lanes(scenario.cores, _MANY_GROUPS)
         self.rules = chosen = rules or SmallTensorRules()
         sizes = np.array([tensor.nbytes // 4 for tensor in self.tensors], float)
         part = sizes / max(sizes.sum(), 1.0) if shares is None else np.asarray(shares, float) / max(sum(shares), 1e-300)
@@ -150,11 +159,11 @@ class StepClocks:
         needed = np.minimum.accumulate(self._needed[:stop][::-1])[::-1][starts]
         last_needed = np.maximum.accumulate(self._needed[:stop][::-1])[::-1][starts]
         transport = _transport(up, self.profile.host) + _transport(down, self.profile.host)
-        on_workers = workers * (encode + apply + transport + kept + decode)
+        on_workers = workers * (encode + apply + transport + kept + self.loads.copies * decode)
         return GroupTimes(
             encode, self._inward.at(up, kept), decode, update, self._outward.at(down), apply,
             np.full(len(starts), self._ready[stop - 1]), needed, last_needed <= self._earlier[starts],
-            on_workers + update if self.scenario.shared else np.zeros(len(starts)),
+            on_workers + self.loads.copies * update if self.scenario.shared else np.zeros(len(starts)),
             chosen.error / parts * (self._shares[candidate, stop] - self._shares[candidate, starts]),
         )  # fmt: skip
 
@@ -178,22 +187,32 @@ class StepClocks:
         return labels
 
     def _extend(self, labels: Floats, group: GroupTimes) -> Floats:
-        workers, half = self.scenario.workers, self.scenario.round_trip / 2
+        loads, half = self.loads, self.scenario.round_trip / 2
         found = np.empty_like(labels)
         found[:, CODER] = coded = np.maximum(labels[:, CODER], group.ready) + group.encode
-        found[:, INWARD] = inside = np.maximum(labels[:, INWARD], coded) + workers * group.frame_in
-        first = inside - (workers - 1) * group.frame_in + half
-        work = workers * group.decode + group.update
+        first = np.maximum(labels[:, INWARD], coded) + min(1, loads.inward) * group.frame_in + half
+        inside, found[:, INWARD] = self._through_links(labels[:, INWARD], coded, loads.inward * group.frame_in)
+        work = loads.gradients * group.decode + group.update
         clock = np.maximum(labels[:, LANES], first) + work / self.lanes
         done = np.maximum(np.maximum(clock, first + work), inside + half + group.decode + group.update)
         found[:, LANES] = np.maximum(clock, done - work * (1 - 1 / self.lanes))
-        found[:, OUTWARD] = home = np.maximum(labels[:, OUTWARD], done) + workers * group.frame_out
+        home, found[:, OUTWARD] = self._through_links(labels[:, OUTWARD], done, loads.outward * group.frame_out)
         found[:, APPLIED] = applied = labels[:, APPLIED] + group.apply
         own = home + half + applied + self.profile.forward - np.minimum(group.needed, self.profile.forward)
         found[:, HOME] = np.maximum(labels[:, HOME] + np.where(group.reversed, 0.0, group.apply), own)
         found[:, WORK] = labels[:, WORK] + group.work
         found[:, ERROR] = labels[:, ERROR] + group.error
         return found
+
+    def _through_links(self, clock: Floats, begin: Floats, frames: Floats) -> tuple[Floats, Floats]:
+        """Return the time at which a group has passed the links, and their clock after it.
+
+        `clock`: the clock before. `begin`: the earliest time at which the group can be sent. `frames`: the seconds of all its
+        frames.
+        """
+        found = np.maximum(clock, begin) + frames / self.loads.roots
+        passed = np.maximum(found, begin + frames)
+        return passed, np.maximum(found, passed - frames * (1 - 1 / self.loads.roots))
 
     def seconds(self, labels: Floats) -> Floats:
         """Return the seconds of the step for labels that contain all groups."""

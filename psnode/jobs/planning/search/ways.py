@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from psnode.config import Config
 from psnode.config.amounts import amount, milliseconds
 from psnode.config.resolve import resolve
 from psnode.jobs.planning.job_step import StepTime, job_step, step_spans
 from psnode.jobs.planning.profile import Profile, SchemeCosts
+from psnode.jobs.planning.routing.routed_groups import USUAL, RoutedGroups, on_routes, routed
+from psnode.jobs.planning.routing.routed_step import TooLargeError, is_small, routed_step
 from psnode.jobs.planning.scenario import Scenario
+from psnode.jobs.planning.search.codec_curves import mixed_curves
 from psnode.jobs.planning.search.grouping import (
     CodecCandidate,
     GroupChoice,
@@ -21,9 +24,11 @@ from psnode.jobs.planning.search.grouping import (
 from psnode.jobs.planning.search.labels import searched
 from psnode.jobs.planning.search.mergecomp import merged, merged_while_it_gains
 from psnode.jobs.planning.search.secopa import secopa
+from psnode.jobs.planning.search.stage_loads import StageLoads
 from psnode.jobs.planning.search.step_clocks import StepClocks, joined_small
-from psnode.plans.groups import Plan, Tensor
+from psnode.plans.groups import IDENTITY, Plan, Tensor
 from psnode.plans.prediction import PredictedSpan
+from psnode.plans.roles import Layout
 from psnode.plans.rule import plan_of
 
 _SIMULATED = 5  # number of a search's groupings that are simulated; the quickest counts
@@ -70,28 +75,46 @@ class Way:
 class Ways:
     """The ways to group the tensors of `profile` under the settings `config`, on the hosts of a scenario.
 
-    `candidates`: the ways to code a group; the first one is the scheme's own.
+    `candidates`: the ways to code a group; the first one is the scheme's own. `topology`: the setting of this name. The search
+    has a rough model of a topology (StageLoads), and the groupings that it finds are simulated on their routes.
     """
 
-    def __init__(self, profile: Profile, candidates: Sequence[CodecCandidate], scenario: Scenario, config: Config) -> None:
-        self._profile, self._candidates, self._scenario, self._config = profile, tuple(candidates), scenario, config
-        self._rules = SmallTensorRules.of(config)
-        self._own = StepClocks(profile, candidates[:1], scenario, self._rules)
-        self._all = StepClocks(profile, candidates, scenario, self._rules)
+    def __init__(
+        self,
+        profile: Profile,
+        candidates: Sequence[CodecCandidate],
+        scenario: Scenario,
+        config: Config,
+        topology: str = USUAL,
+    ) -> None:
+        self._profile, self.candidates, self._scenario, self._config = profile, tuple(candidates), scenario, config
+        self.topology, self._rules = topology, SmallTensorRules.of(config)
+        if not Config(topology=topology).sends_weights:
+            self.candidates = candidates = _without_downlinks(self.candidates)
+        loads = None
+        if topology != USUAL:
+            self._plan_by_rule = routed(profile, self.candidates[0].flags, topology, scenario.workers).plan
+            loads = StageLoads.of(self._routed(self._plan_by_rule), topology)
+        else:
+            self._plan_by_rule = plan_of(self._tensors(), resolve(config), config)
+        self._own = StepClocks(profile, candidates[:1], scenario, self._rules, loads=loads)
+        self._all = StepClocks(profile, candidates, scenario, self._rules, loads=loads)
 
     def spans(self, way: Way) -> tuple[PredictedSpan, ...]:
-        """Return the spans of the work in the predicted step of a way."""
-        return step_spans(self._profile, way.costs, self._scenario)
+        """Return the spans of the work in the predicted step of a way; none if its step has too many frames."""
+        if self.topology == USUAL:
+            return step_spans(self._profile, way.costs, self._scenario)
+        groups = self._routed(self.plan(way))
+        return step_spans(self._profile, groups.costs, self._scenario, groups.routes) if is_small(groups) else ()
 
     def rule(self) -> Way:
         """Return the way in which the rule, psnode.plans.rule, groups the tensors."""
-        costs = planned_costs(self._by_rule(), self._profile.tensors, self._candidates)
-        return Way(RULE, None, costs, job_step(self._profile, costs, self._scenario))
+        return self._simulated(RULE, None, self._plan_by_rule)
 
     def mergecomp(self, groups: int = 0) -> Way | None:
         """Return MergeComp's way with `groups` groups or, if `groups` is 0, with as many as are worthwhile.
 
-        Returns None if there are fewer tensors than groups.
+        Returns None if there are fewer tensors than groups, or if the step has too many frames to simulate.
         """
         if groups > len(joined_small(self._profile.tensors, 0)):
             return None
@@ -99,16 +122,17 @@ class Ways:
         return self._way({0: MERGECOMP, 1: ONE, 2: TWO, 3: THREE}[groups], found.groups, found.seconds)
 
     def secopa(self, *, overlapped: bool = False) -> Way | None:
-        """Return SeCoPa's way, or None if the scheme's codec is the only candidate.
+        """Return SeCoPa's way.
 
+        Returns None if the scheme's codec is the only candidate, or if the step has too many frames to simulate.
         `overlapped`: True to let the stages of an exchange overlap, as psnode.jobs.planning.search.secopa explains.
         """
-        if len(self._candidates) < 2:
+        if len(self.candidates) < 2:
             return None
         return self._way(SIDES if overlapped else SECOPA, secopa(self._all, overlapped=overlapped))
 
-    def each_tensor(self) -> Way:
-        """Return the way with one group for every tensor."""
+    def each_tensor(self) -> Way | None:
+        """Return the way with one group for every tensor, or None if its step has too many frames to simulate."""
         count = len(self._profile.tensors)
         found = self._own.grouping(range(1, count + 1), [0] * count)
         return self._way(EACH, found.groups, found.seconds)
@@ -123,41 +147,71 @@ class Ways:
         for name, clocks, parts in ((OWN, self._own, (1,)), (MIXED, self._all, (1,)), (IN_PARTS, self._all, _PARTS)):
             if self._config.whole_tensors and parts != (1,):
                 return
-            met += [self._way(name, each.groups, each.seconds) for each in searched(clocks, best=_SIMULATED, parts=parts)]
-            best = min(met, key=lambda way: way.step.seconds)
-            yield Way(name, best.groups, best.costs, best.step, best.modelled)
+            tried = [self._way(name, each.groups, each.seconds) for each in searched(clocks, best=_SIMULATED, parts=parts)]
+            met += [way for way in tried if way is not None]
+            if met:
+                best = min(met, key=lambda way: way.step.seconds)
+                yield Way(name, best.groups, best.costs, best.step, best.modelled)
 
     def compared(self) -> list[Way]:
-        """Return the ways for a table, the quickest first. Of equally quick ways, the way of the rule comes first."""
+        """Return the ways for a table, the quickest first. Of equally quick ways, the way of the rule comes first.
+
+        Ways whose step has too many frames to simulate are left out. Raises TooLargeError if the rule's way is one of them.
+        """
         found = [self.rule(), *self.searched(), self.mergecomp(), self.mergecomp(2), self.secopa(), self.secopa(overlapped=True)]
         return sorted((way for way in found if way is not None), key=lambda way: way.step.seconds)
 
     def plan(self, way: Way) -> Plan:
         """Return the plan of a way."""
-        return self._by_rule() if way.groups is None else self._grouped(way.groups)
+        return self._plan_by_rule if way.groups is None else self._grouped(way.groups)
 
-    def _way(self, name: str, groups: tuple[GroupChoice, ...], modelled: float | None = None) -> Way:
+    def _way(self, name: str, groups: tuple[GroupChoice, ...], modelled: float | None = None) -> Way | None:
+        try:
+            return self._simulated(name, groups, self._grouped(groups), modelled)
+        except TooLargeError:
+            return None
+
+    def _simulated(self, name: str, groups: tuple[GroupChoice, ...] | None, plan: Plan, modelled: float | None = None) -> Way:
         # the plan's own groups are priced, since it has fewer parts if a codec or the optimizer does not accept smaller parts
-        costs = planned_costs(self._grouped(groups), self._profile.tensors, self._candidates)
-        return Way(name, groups, costs, job_step(self._profile, costs, self._scenario), modelled)
+        if self.topology == USUAL:
+            costs = self._costs(plan)
+            return Way(name, groups, costs, job_step(self._profile, costs, self._scenario), modelled)
+        found = self._routed(plan)
+        return Way(name, groups, found.costs, routed_step(self._profile, found, self._scenario, self.topology), modelled)
+
+    def _routed(self, plan: Plan) -> RoutedGroups:
+        layout = Layout(self._scenario.workers, servers=Config(topology=self.topology).servers)
+        return on_routes(self._profile, self._costs(plan), plan, self.topology, layout)
+
+    def _costs(self, plan: Plan) -> SchemeCosts:
+        return planned_costs(plan, self._profile.tensors, self.candidates)
 
     def _grouped(self, groups: Sequence[GroupChoice]) -> Plan:
-        codecs = {candidate.flags: candidate.codec for candidate in self._candidates}
+        codecs = {candidate.flags: candidate.codec for candidate in self.candidates}
         return grouped_plan(self._tensors(), groups, codecs, self._rules, whole_tensors=self._config.whole_tensors)
-
-    def _by_rule(self) -> Plan:
-        return plan_of(self._tensors(), resolve(self._config), self._config)
 
     def _tensors(self) -> list[Tensor]:
         return [Tensor(tensor.name, tensor.shape) for tensor in self._profile.tensors]
 
 
-def way_table(scheme: str, ways: Sequence[Way], profile: Profile) -> list[str]:
-    """Return the lines of a table of ways to group the tensors of `scheme`, after an empty line.
+def _without_downlinks(candidates: tuple[CodecCandidate, ...]) -> tuple[CodecCandidate, ...]:
+    """Return candidates with the weights of the candidate that codes nothing; if there is none, return `candidates`.
+
+    The simulation takes the weights of the profile's scheme dense instead.
+    """
+    bare = next((each for each in candidates if each.codec == IDENTITY), None)
+    return (
+        candidates if bare is None else tuple(replace(each, curves=mixed_curves(each.curves, bare.curves)) for each in candidates)
+    )
+
+
+def way_table(scheme: str, ways: Sequence[Way], profile: Profile, topology: str = USUAL) -> list[str]:
+    """Return the lines of a table of ways to group the tensors of `scheme` under a topology, after an empty line.
 
     For each way the table has the number of groups, the step, the bytes that a worker sends, and the candidates of the groups.
     """
-    found = ["", f"{f'groups of {scheme}'[:27]:28}{'groups':>7}{'step':>10}{'sent':>11}  codecs"]
+    under = [] if topology == USUAL else [f"--topology {topology}"]
+    found = ["", *under, f"{f'groups of {scheme}'[:27]:28}{'groups':>7}{'step':>10}{'sent':>11}  codecs"]
     for way in ways:
         step, sent = milliseconds(way.step.seconds), amount(way.sent)
         found.append(f"  {way.name:26}{len(way.costs.groups):>7}{step:>10}{sent:>11}  {way.codecs(profile, scheme)}")

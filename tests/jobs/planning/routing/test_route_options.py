@@ -141,8 +141,8 @@ def test_a_topology_with_too_many_frames_is_left_out_with_a_line(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--groups", "best", "--topology", "auto", "--"], "--groups knows --topology star alone"),
-        (["--groups", "best", "--", "--topology", "mesh"], "--groups knows --topology star alone"),
+        (["--groups", "best", "--topology", "auto", "--"], "--groups needs one topology"),
+        (["--groups", "best", "--", "--topology", "auto"], "--groups needs one topology"),
         (["--scheme", "qsgd --topology mesh", "--"], "--topology is the same for all that is compared: leave it out"),
         (["--topology", "mesh", "--", "--spares", "1"], "under --topology mesh: use --topology star"),
         (["--", "--topology", "mesh", "--norm-cap", "10"], "under --topology mesh: use --topology star"),

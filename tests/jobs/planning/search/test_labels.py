@@ -17,6 +17,7 @@ from psnode.jobs.planning.profile import Profile, TensorTimes
 from psnode.jobs.planning.scenario import GOODPUT, Scenario
 from psnode.jobs.planning.search.grouping import CodecCandidate, Grouping, SmallTensorRules, grouped_plan, planned_costs
 from psnode.jobs.planning.search.labels import searched, undominated
+from psnode.jobs.planning.search.stage_loads import StageLoads
 from psnode.jobs.planning.search.step_clocks import StepClocks, joined_small
 from psnode.plans.groups import Tensor
 from tests.jobs.planning.search.step_cases import random_candidate, random_profile, random_scenario
@@ -40,16 +41,27 @@ class Passed(NamedTuple):
 class Slow:
     """The stages of the step model, computed group by group in plain numbers."""
 
-    def __init__(self, profile: Profile, candidates: list[CodecCandidate], scenario: Scenario) -> None:
+    def __init__(
+        self, profile: Profile, candidates: list[CodecCandidate], scenario: Scenario, loads: StageLoads | None = None
+    ) -> None:
         self.profile, self.candidates, self.scenario = profile, candidates, scenario
-        self.lanes = min(4, scenario.cores - 1)
+        workers = scenario.workers
+        self.loads = loads or StageLoads(gradients=workers, inward=workers, outward=workers, roots=1.0, copies=1)
+        self.lanes = min(4, scenario.cores - 1) * self.loads.roots
+
+    def link(self, before: float, begin: float, frames: float) -> tuple[float, float]:
+        """Return when `frames` seconds of frames have passed the links of all roots, and when these links are free again."""
+        roots = self.loads.roots
+        free = max(before, begin) + frames / roots
+        passed = max(free, begin + frames)
+        return passed, max(free, passed - frames + frames / roots)
 
     def codes(self, tensor: TensorTimes, candidate: CodecCandidate) -> bool:
         return len(tensor.shape) > 1 and candidate.codec != "identity"
 
     def seconds(self, stops: list[int], chosen: list[int], parts: list[int] | None = None) -> tuple[float, float, list[Passed]]:
         """Return the seconds of the step, the error, and the groups' parts after all stages."""
-        workers, host, half = self.scenario.workers, self.profile.host, self.scenario.round_trip / 2
+        workers, host, half, loads = self.scenario.workers, self.profile.host, self.scenario.round_trip / 2, self.loads
         coder = link_in = lanes = link_out = work = error = 0.0
         groups: list[Passed] = []
         size = sum(tensor.nbytes // 4 for tensor in self.profile.tensors)
@@ -65,18 +77,20 @@ class Slow:
             up, down = cost["up"], cost["down"]
             coder = max(coder, inside[-1].ready) + cost["encode"]
             frame = max(up * wire, host.message + up * host.receive, cost["bookkeeping"])
-            link_in = max(link_in, coder) + workers * frame
-            first, last = link_in - (workers - 1) * frame + half, link_in + half
-            serial = workers * cost["decode"] + cost["update"]
+            first = max(link_in, coder) + min(1, loads.inward) * frame + half
+            came, link_in = self.link(link_in, coder, loads.inward * frame)
+            last = came + half
+            serial = loads.gradients * cost["decode"] + cost["update"]
             clock = max(lanes, first) + serial / self.lanes
             done = max(clock, first + serial, last + cost["decode"] + cost["update"])
             lanes = max(clock, done - serial + serial / self.lanes)
-            link_out = max(link_out, done) + workers * max(down * wire, host.message + down * host.send)
+            went, link_out = self.link(link_out, done, loads.outward * max(down * wire, host.message + down * host.send))
             needs = [each.needed for each in inside]
-            groups.append(Passed(link_out + half, cost["apply"], min(needs), max(needs), cost["extra"], number))
+            groups.append(Passed(went + half, cost["apply"], min(needs), max(needs), cost["extra"], number))
             moved = 4 * host.message + (up + down) * (host.send + host.receive)
-            each = cost["encode"] + cost["apply"] + cost["extra"] + cost["decode"] + moved + cost["bookkeeping"]
-            work += workers * each + cost["update"]
+            decoded = loads.copies * cost["decode"]
+            each = cost["encode"] + cost["apply"] + cost["extra"] + decoded + moved + cost["bookkeeping"]
+            work += workers * each + loads.copies * cost["update"]
             error += candidate.error * coded / size
         used = sum(each.apply + each.extra for each in groups)
         found = max(coder, self.profile.backward) + self.profile.forward + used
@@ -143,6 +157,25 @@ def test_without_a_grid_the_answer_is_the_best_of_all_groupings(start: int) -> N
         seconds, error, _ = slow.seconds(*shape(found))
         assert seconds == pytest.approx(found.seconds, rel=1e-9), seed
         assert error == pytest.approx(found.error, abs=1e-12), seed
+
+
+@pytest.mark.parametrize("start", range(0, 60, 20))
+def test_under_other_topologies_the_answer_is_the_best_of_all_groupings(start: int) -> None:
+    for seed in range(start, start + 20):
+        draw, profile, candidates, scenario = case(7000 + seed)
+        workers = scenario.workers
+        loads = draw.choice(
+            [
+                StageLoads(workers, workers - 1, workers - 1, roots=float(workers)),
+                StageLoads(workers, workers, workers, roots=1 + draw.random()),
+                StageLoads(workers, workers - 1, 0, copies=workers),
+                StageLoads(workers, workers, min(2, workers)),
+            ]
+        )
+        best = min(seconds for seconds, *_ in Slow(profile, candidates, scenario, loads).all())
+        model = StepClocks(profile, candidates, scenario, RULES, loads=loads)
+        found = searched(model, budget=1.0, grid=0.0, least_node=0)[0]
+        assert found.seconds == pytest.approx(best, rel=1e-9), seed
 
 
 @pytest.mark.parametrize(("seed", "count", "choices"), [(500, 7, 2), (501, 7, 2), (502, 7, 3)])

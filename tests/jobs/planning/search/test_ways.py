@@ -13,14 +13,18 @@ from psnode.cli import main
 from psnode.config import Config
 from psnode.config.resolve import resolve
 from psnode.errors import ConfigurationError
-from psnode.jobs.planning.job_step import StepTime
+from psnode.jobs.planning.job_step import StepTime, job_step, step_spans
 from psnode.jobs.planning.profile import SchemeCosts
+from psnode.jobs.planning.routing import routed_step
+from psnode.jobs.planning.routing.routed_groups import on_routes, routed
 from psnode.jobs.planning.scenario import Scenario
-from psnode.jobs.planning.search.grouping import GroupChoice
+from psnode.jobs.planning.search.grouping import GroupChoice, planned_costs
 from psnode.jobs.planning.search.plan_search import PlanSearch
 from psnode.jobs.planning.search.ways import MERGECOMP, MIXED, RULE, SECOPA, Way, Ways, way_table
-from psnode.plans.groups import IDENTITY
+from psnode.plans.groups import IDENTITY, Tensor
 from psnode.plans.plan_file import PlanFile
+from psnode.plans.roles import Layout
+from psnode.plans.rule import grouping_of, plan_of
 from tests.jobs.planning.search.step_cases import random_candidate, random_profile, random_scenario
 from tests.jobs.planning.test_profiling import OPTIONS
 
@@ -47,6 +51,69 @@ def test_every_way_has_a_plan_with_its_groups_and_its_codecs(seed: int) -> None:
         assert {segment.codec for segment in plan.segments} <= allowed
         assert sum(way.shares(profile).values()) == pytest.approx(1.0 if way.groups else 0.0)
     assert len(way_table("qsgd", found, profile)) == len(found) + 2
+
+
+@pytest.mark.parametrize("topology", ["star:down=tree", "mesh", "mesh:master=auto", "sharded:servers=2", "gather"])
+def test_under_other_topologies_every_way_takes_the_simulated_step_of_its_plan(topology: str) -> None:
+    """Check that the figures of a table are those of the graph of all frames on the routes of its plan, and that the rule's
+    groups are those of a run.
+    """
+    for seed in range(4):
+        draw = random.Random(seed)
+        profile, scenario = random_profile(draw, 6), replace(random_scenario(draw), workers=3)
+        candidates = [random_candidate(draw, place) for place in range(3)]
+        config = Config(scheme="qsgd", min_compress_bytes=0)
+        tensors = [Tensor(each.name, each.shape) for each in profile.tensors]
+        plan = plan_of(tensors, resolve(config), config)
+        costs = planned_costs(plan, profile.tensors, candidates)
+        own = replace(costs, plan=plan.to_dict(), grouping=grouping_of(config))
+        profile = replace(profile, schemes={candidates[0].flags: own})
+        ways = Ways(profile, candidates, scenario, config, topology)
+        layout = Layout(3, servers=Config(topology=topology).servers)
+        for way in ways.compared():
+            plan = ways.plan(way)
+            groups = on_routes(profile, planned_costs(plan, profile.tensors, ways.candidates), plan, topology, layout)
+            assert way.step == job_step(profile, groups.costs, scenario, groups.routes)
+            assert ways.spans(way) == step_spans(profile, groups.costs, scenario, groups.routes)
+        assert ways.plan(ways.rule()) == routed(profile, candidates[0].flags, topology, 3).plan
+
+
+def test_ways_with_too_many_frames_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that a table has the ways that can be simulated, and that only too many frames of the rule's own groups are an error.
+
+    Ranks of one machine are not folded, and the rule has one group here, so that of three workers it takes three frames.
+    """
+    draw = random.Random(5)
+    profile, scenario = random_profile(draw, 8), replace(random_scenario(draw), workers=3, shared=True)
+    candidates = [random_candidate(draw, place) for place in range(3)]
+    config = Config(scheme="qsgd", min_compress_bytes=0)
+    tensors = [Tensor(each.name, each.shape) for each in profile.tensors]
+    plan = plan_of(tensors, resolve(config), config)
+    costs = planned_costs(plan, profile.tensors, candidates)
+    own = replace(costs, plan=plan.to_dict(), grouping=grouping_of(config))
+    ways = Ways(replace(profile, schemes={candidates[0].flags: own}), candidates, scenario, config, "star:down=tree")
+    every = ways.compared()
+    monkeypatch.setattr(routed_step, "_MOST_FRAMES", 3 * len(plan.groups))
+    found = ways.compared()
+    assert RULE in {way.name for way in found}
+    assert len(found) < len(every)
+    assert all(len(way.costs.groups) <= len(plan.groups) for way in found)
+    monkeypatch.setattr(routed_step, "_MOST_FRAMES", 0)
+    with pytest.raises(ConfigurationError, match="takes too long to predict under --topology star:down=tree"):
+        ways.compared()
+
+
+def test_in_a_gather_weights_have_the_costs_of_dense() -> None:
+    """Check that the search prices updates as the simulation does, without the scheme's downlink."""
+    draw = random.Random(6)
+    profile, scenario = random_profile(draw, 4), replace(random_scenario(draw), workers=3)
+    candidates = [random_candidate(draw, place) for place in range(3)]  # the second one sends gradients as they are
+    config = Config(scheme="qsgd", min_compress_bytes=0)
+    plan = plan_of([Tensor(each.name, each.shape) for each in profile.tensors], resolve(config), config)
+    own = replace(planned_costs(plan, profile.tensors, candidates), plan=plan.to_dict(), grouping=grouping_of(config))
+    ways = Ways(replace(profile, schemes={candidates[0].flags: own}), candidates, scenario, config, "gather")
+    assert [each.curves.update for each in ways.candidates] == [candidates[1].curves.update] * 3
+    assert [each.curves.encode for each in ways.candidates] == [each.curves.encode for each in candidates]
 
 
 def test_a_search_is_never_slower_than_a_narrower_one() -> None:
@@ -100,18 +167,20 @@ def test_groups_that_code_nothing_are_those_of_dense_if_it_trains_alike() -> Non
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["best", "mergecomp", "secopa"])
+@pytest.mark.parametrize(
+    ("name", "topology"), [("best", "star"), ("mergecomp", "star"), ("secopa", "star"), ("best", "mesh"), ("secopa", "gather")]
+)
 def test_a_run_follows_the_groups_that_the_command_saves(
-    few_steps: None, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    few_steps: None, name: str, topology: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "plan.json"
-    asked = ["plan", "-n", "2", "--rate", "1mbit", "--groups", name, "--save-plan", str(file)]
+    asked = ["plan", "-n", "2", "--rate", "1mbit", "--groups", name, "--topology", topology, "--save-plan", str(file)]
     assert main([*asked, "--", *OPTIONS, "--scheme", "qsgd"]) == 0
     shown = capsys.readouterr().out
     assert "groups of qsgd" in shown
     assert {RULE, MERGECOMP, SECOPA} <= {line.split("  ")[1] for line in shown.splitlines() if line.startswith("  ")}
     found = PlanFile.load(file)
-    assert found.settings == {"scheme": "qsgd"}
+    assert (found.settings, found.topology) == ({"scheme": "qsgd"}, topology)
     assert found.prediction is not None
     train = ["train", "--local", "2", *OPTIONS, "--plan", str(file), "--max-steps", "8", "--train-dir", str(tmp_path / "run")]
     assert main([*train, "--no-tensorboard", "--quiet"]) == 0
