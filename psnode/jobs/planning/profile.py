@@ -58,15 +58,26 @@ class GroupCosts:
 
 
 @dataclass(frozen=True)
+class FixedCosts:
+    """The seconds of a coded segment that do not depend on its size. They are a part of the seconds in GroupCosts."""
+
+    encode: float = 0.0
+    apply: float = 0.0
+    decode: float = 0.0
+    update: float = 0.0
+
+
+@dataclass(frozen=True)
 class SchemeCosts:
     """The measured costs of a scheme: those of its `groups`, and the seconds of the work that belongs to no group.
 
     `bookkeeping`: the seconds of the master's other work for each frame. `extra`: the seconds by which a worker's measured
     step without communication is longer than the modelled one. `settings`, `plan`: as in plan files (psnode.plans.plan_file).
     `grouping`: the settings by which the plan was made (psnode.plans.rule.grouping_of). These three are empty in profiles of
-    earlier versions of psnode. `accuracy`: a line that compares the recorded loss of the scheme with that of dense, or an
-    empty text if no loss is recorded. `lossy`: False if gradients and weights are coded without loss or in half precision.
-    `doubtful`: True if the recorded loss or the kind of the codec speaks against the scheme.
+    earlier versions of psnode. `fixed`: 0 if it was not measured. `accuracy`: a line that compares the recorded loss of the
+    scheme with that of dense, or an empty text if no loss is recorded. `lossy`: False if gradients and weights are coded
+    without loss or in half precision. `doubtful`: True if the recorded loss or the kind of the codec speaks against the
+    scheme.
     """
 
     groups: tuple[GroupCosts, ...]
@@ -78,6 +89,7 @@ class SchemeCosts:
     settings: Mapping[str, Any] = field(default_factory=dict)
     plan: Mapping[str, Any] = field(default_factory=dict)
     grouping: Mapping[str, Any] = field(default_factory=dict)
+    fixed: FixedCosts = FixedCosts()
 
 
 @dataclass(frozen=True)
@@ -157,7 +169,13 @@ class Profile:
             if found.pop("format") != FORMAT:
                 raise ValueError("another format")
             schemes = {
-                name: SchemeCosts(**{**costs, "groups": tuple(GroupCosts(**group) for group in costs["groups"])})
+                name: SchemeCosts(
+                    **{
+                        **costs,
+                        "groups": tuple(GroupCosts(**group) for group in costs["groups"]),
+                        "fixed": FixedCosts(**costs.get("fixed", {})),
+                    }
+                )
                 for name, costs in found.pop("schemes").items()
             }
             tensors = tuple(TensorTimes(**{**tensor, "shape": tuple(tensor["shape"])}) for tensor in found.pop("tensors"))

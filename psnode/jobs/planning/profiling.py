@@ -18,10 +18,11 @@ from psnode.config.train_settings import WITH_BETAS
 from psnode.jobs.planning.ddp_hooks import optimizer_of
 from psnode.jobs.planning.ddp_overhead import overheads
 from psnode.jobs.planning.ddp_step import HOOKS
+from psnode.jobs.planning.host_prices.fixed_costs import fixed_costs
 from psnode.jobs.planning.host_prices.host_costs import add_cost, crowding, median_seconds, socket_costs
 from psnode.jobs.planning.host_prices.mpi_costs import mpi_cost
 from psnode.jobs.planning.job_step import step_without_links
-from psnode.jobs.planning.profile import GroupCosts, HostCosts, Profile, SchemeCosts, TensorTimes
+from psnode.jobs.planning.profile import FixedCosts, GroupCosts, HostCosts, Profile, SchemeCosts, TensorTimes
 from psnode.master.lines.opening import doubt_of, measured_cost
 from psnode.plans.coding import loses
 from psnode.plans.groups import IDENTITY
@@ -220,6 +221,7 @@ def _scheme_costs(
         costs = SchemeCosts(
             tuple(groups), bookkeeping, 0.0, lossy, doubt or measured_cost(scheme, config.optimizer), bool(doubt),
             stated_settings(config), rig.plan.to_dict(), grouping_of(config),
+            FixedCosts() if config.enable_gpu else fixed_costs(scheme),
         )  # fmt: skip
         return replace(costs, extra=_added(taken, passes, step_without_links(profile, costs) - profile.passes))
     finally:

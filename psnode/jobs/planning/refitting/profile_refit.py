@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from psnode.config import Config
@@ -26,7 +26,7 @@ from psnode.config.names import DENSE, names_codec_file
 from psnode.config.resolve import resolve
 from psnode.errors import ConfigurationError, PsnodeError
 from psnode.jobs.planning.job_step import job_step
-from psnode.jobs.planning.profile import GroupCosts, Profile, SchemeCosts, waiting
+from psnode.jobs.planning.profile import FixedCosts, GroupCosts, Profile, SchemeCosts, waiting
 from psnode.jobs.planning.refitting.finished_run import FinishedRun, StepFigures
 from psnode.jobs.planning.refitting.recorded_loads import COSTS, RecordedLoads
 from psnode.jobs.planning.routing.planned_costs import on_plan
@@ -157,7 +157,8 @@ def with_figures(profile: Profile, name: str, run: FinishedRun) -> Profile:
             coding = ("encode", "decode") if each.lossy == costs.lossy else ()
             updates = ("update",) if (key == updater if updater != name else each.lossy == costs.lossy) else ()
             change = scaled(*coding, *updates)
-        schemes[key] = replace(each, groups=_changed(each.groups, slower, change))
+        groups_now = _changed(each.groups, slower, change)
+        schemes[key] = replace(each, groups=groups_now, fixed=_in_proportion(each.fixed, each.groups, groups_now))
     tensors = tuple(replace(tensor, ready=slower * tensor.ready, needed=slower * tensor.needed) for tensor in profile.tensors)
     return replace(
         profile, forward=slower * profile.forward, backward=slower * profile.backward, tensors=tensors, schemes=schemes
@@ -177,6 +178,16 @@ def _changed(
         )
         for place, group in enumerate(groups)
     )  # fmt: skip
+
+
+def _in_proportion(fixed: FixedCosts, before: Sequence[GroupCosts], after: Sequence[GroupCosts]) -> FixedCosts:
+    """Return the fixed costs, changed by the same factors as the sums of the costs of groups."""
+
+    def factor(key: str) -> float:
+        was = sum(getattr(group, key) for group in before)
+        return float(sum(getattr(group, key) for group in after) / was) if was else 1.0
+
+    return FixedCosts(**{key: factor(key) * cost for key, cost in asdict(fixed).items()})
 
 
 def _check_model(profile: Profile, plan: Plan) -> None:
@@ -215,7 +226,7 @@ def _is_of(costs: SchemeCosts, run: FinishedRun) -> bool:
     if not costs.settings or names_codec_file(costs.settings.get("codec")):
         return False
     try:
-        own = resolve(Config(**costs.settings))
+        own = resolve(Config(**costs.settings, optimizer=run.config.optimizer))
     except (PsnodeError, TypeError, ValueError):
         return False
     sent = run.config.sends_weights

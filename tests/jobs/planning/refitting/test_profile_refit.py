@@ -12,7 +12,7 @@ import pytest
 from psnode.config import Config
 from psnode.errors import ConfigurationError
 from psnode.jobs.planning.forecast import forecasts
-from psnode.jobs.planning.profile import GroupCosts, Profile, SchemeCosts, TensorTimes
+from psnode.jobs.planning.profile import FixedCosts, GroupCosts, Profile, SchemeCosts, TensorTimes
 from psnode.jobs.planning.refitting.finished_run import FinishedRun
 from psnode.jobs.planning.refitting.profile_refit import ProfileRefit, refit, scheme_in
 from psnode.jobs.planning.routing.routed_groups import routed
@@ -256,6 +256,46 @@ def test_groups_under_another_topology_follow_from_the_workers_after_a_refit(tmp
     counts = [len(routed(found, "qsgd", topology, n).plan.groups) for topology, n in (("mesh", 2), ("mesh", 8), ("star", 2))]
     assert counts[2] == 1
     assert [count / n for count, n in zip(counts[:2], (2, 8), strict=True)] == pytest.approx([4, 4], abs=0.5)
+
+
+def test_fixed_costs_have_the_factors_of_the_groups(tmp_path: Path) -> None:
+    """Check that a refit of a run with other groups than the profile's has the run's figures, although a part of their costs is
+    fixed: the profile has one group, and the run under a mesh has eight.
+    """
+    size = 2_000_000
+    tensors = tuple(TensorTimes((size // 100,), 0.2 * (n + 1) / 100, 0.0, f"t{n}") for n in range(100))
+    whole = Plan(
+        tuple(Tensor(tensor.name, tensor.shape) for tensor in tensors), (Group(0, (Segment(0, QSGD, 0, (size,)),)),)
+    )  # fmt: skip
+    costs = SchemeCosts(
+        (GroupCosts(size, size, 0.01, 0.01, 0.01, 0.01, 0.2, 0.0, size, 0),), 0.0, 0.0, True, settings={"scheme": "qsgd"},
+        plan=whole.to_dict(), fixed=FixedCosts(0.003, 0.0, 0.002, 0.004),
+    )  # fmt: skip
+    own = replace(profile(), tensors=tensors, schemes={"qsgd": costs})
+    records = [record(step, workers=2, contributing=2) for step in range(1, 15)]
+    plan = routed(own, "qsgd", "mesh", 2).plan
+    path = make_run(tmp_path / "run", records, plan=plan, topology="mesh", more={"workers": 2})
+    found = of(path, own, replace(SCENARIO, workers=2))
+    for figure in ("encode", "decode", "update"):
+        assert getattr(found.refitted, figure) == pytest.approx(getattr(found.run.measured, figure), rel=1e-6)
+    changed, groups = found.profile.schemes["qsgd"], found.predicted
+    assert changed.fixed.encode == pytest.approx(0.003 * found.run.measured.encode / groups.encode)
+    assert changed.fixed.decode == pytest.approx(0.002 * found.run.measured.decode / groups.decode)
+
+
+def test_the_lead_of_a_scheme_is_that_under_the_runs_optimizer(tmp_path: Path) -> None:
+    """Check that a run that names the lead of its scheme is of this scheme, and that a run with another lead is not."""
+    own = profile()
+    costs = replace(own.schemes["qsgd"], settings={"scheme": "polar-2bit"})
+    own = replace(own, schemes={"polar": costs})
+    for optimizer, lead, same in (("adamw", 0.3, True), ("adamw", 0.0, False), ("sgd", 0.0, True), ("sgd", 0.3, False)):
+        settings = {"scheme": "polar-2bit", "optimizer": optimizer, "downlink_lead": lead}
+        run = FinishedRun.read(make_run(tmp_path / f"{optimizer}-{lead}", **settings))
+        if same:
+            assert scheme_in(own, run) == "polar"
+        else:
+            with pytest.raises(ConfigurationError, match="the run's scheme is polar-2bit"):
+                scheme_in(own, run)
 
 
 def test_a_gather_is_known_by_its_codec_alone_since_no_weights_are_sent(tmp_path: Path) -> None:
