@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from psnode.bench.contest.contender_run import run_trial
 from psnode.bench.contest.contenders import Contender, Ddp, Psnode, SharedSettings
+from psnode.bench.contest.labs import BURST, ROUND_TRIP
 from psnode.config.amounts import rate_of
 from psnode.config.cores import usable_cores
 from psnode.config.declaration import option
@@ -38,8 +39,6 @@ from studies.harness import Column, Found, Result, Row, Study, main
 MEDIAN, MOST_OF, WORST = 0.05, 0.10, 0.20
 _SHARE = 0.9  # share of the cells whose error must not exceed MOST_OF
 _BATCHES = {"LeNet": 32, "ResNet18": 16, "torchvision:resnet18": 16, "VGG11": 16}
-_ROUND_TRIP = 2e-4  # seconds of a round trip between emulated hosts
-_BURST = 256 * 1024  # bytes that their links carry immediately after a pause: psnode/bench/contest/netlab.sh
 
 
 class Situation(NamedTuple):
@@ -91,7 +90,7 @@ def measure(options: Options) -> Found:
         if network not in profiles:
             profiles[network] = profile_of(network, options.scheme)
         rate = None if situation.rate == "none" else rate_of(situation.rate)
-        scenario = Scenario(situation.workers, rate, _ROUND_TRIP, usable_cores(), shared=True, burst=_BURST)
+        scenario = Scenario(situation.workers, rate, ROUND_TRIP, usable_cores(), shared=True, burst=BURST)
         rows += _cells(situation, forecasts(profiles[network], scenario, options.topology), options)
     return Found(sorted(rows, key=lambda row: -abs(row["off"])), {"floors": {name: p.passes for name, p in profiles.items()}})
 

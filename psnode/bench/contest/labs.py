@@ -13,6 +13,8 @@ from typing import Any
 import psnode
 from psnode.errors import ConfigurationError, TransportError
 
+ROUND_TRIP = 2e-4  # seconds of a round trip between emulated hosts
+BURST = 256 * 1024  # bytes that their links carry immediately after a pause, as netlab.sh sets them
 _ROOT = Path(psnode.__file__).resolve().parents[1]
 SCRIPT = Path(__file__).with_name("netlab.sh")
 
