@@ -15,7 +15,7 @@ from psnode.config.train_settings import SHARDED, servers_in
 from psnode.exchange.routes.route import CopiedRoute, PassedOnRoute, Route
 from psnode.plans.groups import Plan
 from psnode.plans.roles import MASTER, Layout
-from psnode.plans.rule import DEFAULT_GROUP_BYTES
+from psnode.plans.rule import DEFAULT_GROUP_BYTES, SMALL_MODEL_BYTES
 
 _FANOUT = 2  # number of ranks to which each rank of a tree forwards weights
 _MASTERS_SHARES = 2  # number of shares of the master in a mesh; a worker has one share
@@ -174,9 +174,13 @@ def group_bytes_of(topology: str, whole: int, workers: int) -> int:
     """Return the size of groups in bytes, for a model of `whole` bytes in a job of `workers` workers.
 
     If roots update parts of the weights, each root gets about four groups. A group has at least 64 KiB and at most the usual
-    size.
+    size. Roots of a small model get about one group, since a small group takes some codecs nearly as long as one of a
+    megabyte; a master with two shares gets two.
     """
     if not are_parts(topology):
         return DEFAULT_GROUP_BYTES
-    least = -(-whole // (_GROUPS_A_ROOT * (servers_in(topology) or workers)))
-    return min(DEFAULT_GROUP_BYTES, max(_LEAST_GROUP_BYTES, least))
+    groups = _GROUPS_A_ROOT * (servers_in(topology) or workers)
+    if whole <= SMALL_MODEL_BYTES:
+        shares = shares_of(topology, workers)
+        groups = round(1 / max(shares.worker, shares.server))
+    return min(DEFAULT_GROUP_BYTES, max(_LEAST_GROUP_BYTES, -(-whole // groups)))

@@ -190,16 +190,16 @@ def measured(*, up: int = 26_266, grouping: dict[str, Any] | None = None) -> Pro
     return Profile("model", 1, 0.1, 0.2, 0.0, tensors, FREE, {"qsgd": costs}, {"fp32": 0.0})
 
 
-def test_a_model_that_is_one_group_in_a_star_has_four_a_worker_where_it_is_dealt() -> None:
-    """Check that a megabyte is cut into eight pieces for a mesh of two workers, with seconds and bytes in proportion to
-    their coordinates.
+def test_a_small_model_that_is_one_group_in_a_star_has_one_a_worker_where_it_is_dealt() -> None:
+    """Check that a megabyte is cut into two pieces for a mesh of two workers, with seconds and bytes in proportion to their
+    coordinates.
     """
     found = routed(measured(), "qsgd", "mesh", 2)
-    assert found.sizes == (32_768,) * 8
-    assert [route.root for route in found.routes] == [1, 2] * 4
-    assert {(group.up, group.down) for group in found.costs.groups} == {(52 + 3277, 52 + 4 * 32_768)}
-    assert [group.encode for group in found.costs.groups] == pytest.approx([0.1] * 8)
-    assert [group.ready for group in found.costs.groups] == pytest.approx([0.05, 0.05, 0.1, 0.1, 0.15, 0.15, 0.2, 0.2])
+    assert found.sizes == (131_072,) * 2
+    assert [route.root for route in found.routes] == [1, 2]
+    assert {(group.up, group.down) for group in found.costs.groups} == {(52 + 13_107, 52 + 4 * 131_072)}
+    assert [group.encode for group in found.costs.groups] == pytest.approx([0.4] * 2)
+    assert [group.ready for group in found.costs.groups] == pytest.approx([0.1, 0.2])
 
 
 @pytest.mark.parametrize("grouping", [{"group_by": "layer"}, {"group_bytes": 1 << 20}])
