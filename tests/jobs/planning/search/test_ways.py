@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,11 +15,11 @@ from psnode.config import Config
 from psnode.config.resolve import resolve
 from psnode.errors import ConfigurationError
 from psnode.jobs.planning.job_step import StepTime, job_step, step_spans
-from psnode.jobs.planning.profile import SchemeCosts
+from psnode.jobs.planning.profile import Profile, SchemeCosts
 from psnode.jobs.planning.routing import routed_step
 from psnode.jobs.planning.routing.routed_groups import on_routes, routed
 from psnode.jobs.planning.scenario import Scenario
-from psnode.jobs.planning.search.grouping import GroupChoice, planned_costs
+from psnode.jobs.planning.search.grouping import CodecCandidate, GroupChoice, planned_costs
 from psnode.jobs.planning.search.plan_search import PlanSearch
 from psnode.jobs.planning.search.ways import MERGECOMP, MIXED, RULE, SECOPA, Way, Ways, way_table
 from psnode.plans.groups import IDENTITY, Tensor
@@ -53,6 +54,13 @@ def test_every_way_has_a_plan_with_its_groups_and_its_codecs(seed: int) -> None:
     assert len(way_table("qsgd", found, profile)) == len(found) + 2
 
 
+def with_scheme(profile: Profile, candidates: Sequence[CodecCandidate], config: Config) -> Profile:
+    """Return the profile with one scheme, that of `config`: its plan, and the costs of the first candidate."""
+    plan = plan_of([Tensor(each.name, each.shape) for each in profile.tensors], resolve(config), config)
+    own = replace(planned_costs(plan, profile.tensors, candidates), plan=plan.to_dict(), grouping=grouping_of(config))
+    return replace(profile, schemes={candidates[0].flags: own})
+
+
 @pytest.mark.parametrize("topology", ["star:down=tree", "mesh", "mesh:master=auto", "sharded:servers=2", "gather"])
 def test_under_other_topologies_every_way_takes_the_simulated_step_of_its_plan(topology: str) -> None:
     """Check that the figures of a table are those of the graph of all frames on the routes of its plan, and that the rule's
@@ -63,11 +71,7 @@ def test_under_other_topologies_every_way_takes_the_simulated_step_of_its_plan(t
         profile, scenario = random_profile(draw, 6), replace(random_scenario(draw), workers=3)
         candidates = [random_candidate(draw, place) for place in range(3)]
         config = Config(scheme="qsgd", min_compress_bytes=0)
-        tensors = [Tensor(each.name, each.shape) for each in profile.tensors]
-        plan = plan_of(tensors, resolve(config), config)
-        costs = planned_costs(plan, profile.tensors, candidates)
-        own = replace(costs, plan=plan.to_dict(), grouping=grouping_of(config))
-        profile = replace(profile, schemes={candidates[0].flags: own})
+        profile = with_scheme(profile, candidates, config)
         ways = Ways(profile, candidates, scenario, config, topology)
         layout = Layout(3, servers=Config(topology=topology).servers)
         for way in ways.compared():
@@ -87,17 +91,13 @@ def test_ways_with_too_many_frames_are_left_out(monkeypatch: pytest.MonkeyPatch)
     profile, scenario = random_profile(draw, 8), replace(random_scenario(draw), workers=3, shared=True)
     candidates = [random_candidate(draw, place) for place in range(3)]
     config = Config(scheme="qsgd", min_compress_bytes=0)
-    tensors = [Tensor(each.name, each.shape) for each in profile.tensors]
-    plan = plan_of(tensors, resolve(config), config)
-    costs = planned_costs(plan, profile.tensors, candidates)
-    own = replace(costs, plan=plan.to_dict(), grouping=grouping_of(config))
-    ways = Ways(replace(profile, schemes={candidates[0].flags: own}), candidates, scenario, config, "star:down=tree")
-    every = ways.compared()
-    monkeypatch.setattr(routed_step, "_MOST_FRAMES", 3 * len(plan.groups))
+    ways = Ways(with_scheme(profile, candidates, config), candidates, scenario, config, "star:down=tree")
+    every, groups = ways.compared(), len(ways.plan(ways.rule()).groups)
+    monkeypatch.setattr(routed_step, "_MOST_FRAMES", 3 * groups)
     found = ways.compared()
     assert RULE in {way.name for way in found}
     assert len(found) < len(every)
-    assert all(len(way.costs.groups) <= len(plan.groups) for way in found)
+    assert all(len(way.costs.groups) <= groups for way in found)
     monkeypatch.setattr(routed_step, "_MOST_FRAMES", 0)
     with pytest.raises(ConfigurationError, match="takes too long to predict under --topology star:down=tree"):
         ways.compared()
@@ -109,9 +109,7 @@ def test_in_a_gather_weights_have_the_costs_of_dense() -> None:
     profile, scenario = random_profile(draw, 4), replace(random_scenario(draw), workers=3)
     candidates = [random_candidate(draw, place) for place in range(3)]  # the second one sends gradients as they are
     config = Config(scheme="qsgd", min_compress_bytes=0)
-    plan = plan_of([Tensor(each.name, each.shape) for each in profile.tensors], resolve(config), config)
-    own = replace(planned_costs(plan, profile.tensors, candidates), plan=plan.to_dict(), grouping=grouping_of(config))
-    ways = Ways(replace(profile, schemes={candidates[0].flags: own}), candidates, scenario, config, "gather")
+    ways = Ways(with_scheme(profile, candidates, config), candidates, scenario, config, "gather")
     assert [each.curves.update for each in ways.candidates] == [candidates[1].curves.update] * 3
     assert [each.curves.encode for each in ways.candidates] == [each.curves.encode for each in candidates]
 
