@@ -38,7 +38,9 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """Return a row for each rate and number of senders. Raises ConfigurationError if there are fewer workers than senders.
+    """Return a row for each rate and number of senders.
+
+    Raises ConfigurationError, before anything is measured, if there are fewer workers than senders, or if a rate is none.
 
     `inward` and `outward`: bytes per second of rank 0's link with frames in this direction alone; `both_in` and `both_out`: with
     frames in both directions; `share`: as in the module's docstring.
@@ -46,9 +48,10 @@ def measure(options: Options) -> Found:
     rows, workers = [], options.workers
     if max(options.senders) > workers:
         raise ConfigurationError(f"--senders {max(options.senders)} are more than the {workers} workers")
-    for rate in options.rate:
+    limits = {text: rate_of(text) for text in options.rate}
+    for rate, limit in limits.items():
         for senders in options.senders:
-            frames = max(2, round(options.seconds * rate_of(rate) / 8 / workers / options.size))
+            frames = max(2, round(options.seconds * limit / 8 / workers / options.size))
             with tempfile.TemporaryDirectory(prefix="psnode-both-ways-") as folder:
                 result = Path(folder) / "result.json"
                 program = [

@@ -11,7 +11,7 @@ from psnode.errors import ConfigurationError
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.wire import Kind
 from psnode.transport.loopback import loopback_group
-from studies import both_ways_rank
+from studies import both_ways, both_ways_rank
 from studies.both_ways import STUDY, Options, measure, row
 from studies.both_ways_rank import Rates
 from studies.harness import page
@@ -79,6 +79,16 @@ def test_a_share_is_that_of_the_rates_of_one_direction_at_a_time() -> None:
     assert "| 1gbit | 4 | 2 | 96.0 | 96.0 | 72.0 | 96.0 | 0.88 |" in page(STUDY, result)
 
 
-def test_more_senders_than_workers_are_refused_before_anything_is_measured() -> None:
-    with pytest.raises(ConfigurationError, match="--senders 4 are more than the 3 workers"):
-        measure(Options(workers=3, senders=(1, 4)))
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (Options(workers=3, senders=(1, 4)), "--senders 4 are more than the 3 workers"),
+        (Options(rate=("100mbit", "none")), "--rate must be a number above 0"),
+    ],
+)
+def test_options_without_sense_are_refused_before_anything_is_measured(
+    options: Options, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(both_ways, "on_hosts", lambda *_, **__: pytest.fail("a job was started"))
+    with pytest.raises(ConfigurationError, match=reason):
+        measure(options)
