@@ -11,7 +11,7 @@ import torch
 from psnode.bench.convergence.equal_steps import run
 from psnode.bench.convergence.result_tables import latex, markdown
 from psnode.errors import ConfigurationError, DivergedError
-from psnode.jobs.planning.ddp_hooks import Communication, payload_bytes
+from psnode.jobs.planning.ddp_hooks import Communication, payload_bytes, wrap
 from psnode.jobs.planning.ddp_overhead import lone_group
 
 COMMON = "--max-steps 6 --batch-size 8 --threads 1 --no-tensorboard --lr 0.05 --lr-schedule cosine --weight-decay 0.01"
@@ -66,6 +66,25 @@ def test_the_bytes_of_powersgd_are_those_that_torch_counts() -> None:
     whole = 4 * sum(parameter.numel() for parameter in model.parameters())
     assert counts[:2] == [0, 0]  # torch does not count steps in which it sends whole gradients
     assert [payload_bytes(communication, shapes, step) for step in range(1, 5)] == [whole, whole, *counts[2:]]
+
+
+def test_buckets_are_those_of_a_plain_ddp_unless_a_size_is_stated() -> None:
+    """Compare the sizes of buckets after three steps, when torch knows the order of the gradients."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    model = torch.nn.Sequential(*(torch.nn.Linear(500, 500) for _ in range(5)))
+
+    def sizes(trained: torch.nn.Module) -> str:
+        for _ in range(3):
+            trained(torch.ones(2, 500)).sum().backward()
+        logged: Any = trained
+        return str(logged._get_ddp_logging_data()["rebuilt_bucket_sizes"])
+
+    with lone_group():
+        plain = sizes(DistributedDataParallel(model))
+        assert plain == "2004000, 3006000"
+        assert sizes(wrap(model, Communication.parse("fp32"))) == plain
+        assert sizes(wrap(model, Communication.parse("fp32:bucket=1000"))) == "5010000"
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,13 @@
 """PyTorch's DistributedDataParallel (DDP), with which psnode is compared: its communication hooks, payloads and optimizers.
 
 none                          no DDP: each process trains only on its own part of the data; a lower bound of every step time
-fp32:bucket=25                uncompressed gradients, in buckets of the given number of MB
+fp32:bucket=25                uncompressed gradients, in buckets of the given number of MB. 25 stands for torch's default, with
+                              which the first bucket has 1 MB, so that communication begins early
 fp16:bucket=25, bf16:...      halved by torch's hook
 powersgd:rank=2,start=2,bucket=1000
                               PowerSGD with error feedback and warm start from iteration `start` on. More than one
                               bucket crashes some versions of torch over gloo, so the default bucket is very large
-psnode:CODEC                  psnode's hook (psnode.ddp) with its default settings, in buckets of 25 MB
+psnode:CODEC                  psnode's hook (psnode.ddp) with its default settings, in torch's default buckets
 """
 
 from __future__ import annotations
@@ -25,14 +26,15 @@ if TYPE_CHECKING:
     import torch
     from torch.nn.parallel import DistributedDataParallel
 
+_USUAL_BUCKET = 25  # MB: torch's default
 _LEAST_GAIN = 2  # PowerSGD factorizes a matrix only if that saves more than this factor: torch's min_compression_rate
 KINDS: dict[str, dict[str, int]] = {
     "none": {},
-    "fp32": {"bucket": 25},
-    "fp16": {"bucket": 25},
-    "bf16": {"bucket": 25},
+    "fp32": {"bucket": _USUAL_BUCKET},
+    "fp16": {"bucket": _USUAL_BUCKET},
+    "bf16": {"bucket": _USUAL_BUCKET},
     "powersgd": {"rank": 2, "start": 2, "bucket": 1000},
-    "psnode": {"bucket": 25},
+    "psnode": {"bucket": _USUAL_BUCKET},
 }
 
 
@@ -80,7 +82,9 @@ def wrap(model: torch.nn.Module, communication: Communication) -> torch.nn.Modul
         return model
     known = inspect.signature(DistributedDataParallel).parameters
     buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # its older name
-    options: dict[str, Any] = {"bucket_cap_mb": parameters["bucket"], "gradient_as_bucket_view": True, buffers: False}
+    options: dict[str, Any] = {"gradient_as_bucket_view": True, buffers: False}
+    if parameters["bucket"] != _USUAL_BUCKET:  # with a stated size, torch's first bucket is as large as the others
+        options["bucket_cap_mb"] = parameters["bucket"]
     found: DistributedDataParallel = DistributedDataParallel(model, **options)
     if kind == "powersgd":
         state = powerSGD_hook.PowerSGDState(
