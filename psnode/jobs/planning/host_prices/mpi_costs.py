@@ -7,6 +7,7 @@ frame has a checksum.
 from __future__ import annotations
 
 import os
+import statistics
 import sys
 
 from psnode.config.plain_json import to_json
@@ -18,7 +19,7 @@ from psnode.protocol.link_rates import answer, measure_links
 from psnode.protocol.wire import Kind
 from psnode.transport.mpi.environment import place
 
-_SECONDS = 60.0
+_SECONDS, _ROUNDS = 60.0, 9
 # Open MPI shares memory between the ranks of a host unless told otherwise; other MPIs ignore these
 _VARIABLES = {
     "OMPI_MCA_btl": "self,tcp",
@@ -42,20 +43,22 @@ def mpi_cost() -> float:
     except ConfigurationError:
         return 0.0
     found = probe([*command, *launch.startable([sys.executable, "-m", __name__])], _VARIABLES, _SECONDS)
-    up, down = (found.get(name) for name in ("up", "down"))
-    return (1 / up + 1 / down) / 2 if up and down else 0.0
+    return float(found.get("seconds", 0.0))
 
 
 def exchange() -> None:
-    """As rank 0, measure the rates of frames in both directions and print them as JSON. As rank 1, answer the frames."""
+    """As rank 0, print the seconds of a byte of a frame as JSON. As rank 1, answer the frames.
+
+    They are the median of several measurements of both directions, since a pause of either rank changes a measurement.
+    """
     from psnode.transport.mpi import endpoint
 
     transport = endpoint.start(seconds=_SECONDS)
     link = FrameChannel(transport)
     if transport.rank == MASTER:
-        rates = measure_links(link, (1,), _SECONDS)
+        found = [measure_links(link, (1,), _SECONDS) for _ in range(_ROUNDS)]
         link.send(1, Kind.END)
-        print(to_json(rates._asdict()), flush=True)
+        print(to_json({"seconds": statistics.median((1 / each.up + 1 / each.down) / 2 for each in found)}), flush=True)
     else:
         while (frame := link.expect(Kind.PROBE, _SECONDS, Kind.END)).kind is Kind.PROBE:
             answer(link, frame)
