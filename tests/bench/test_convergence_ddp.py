@@ -13,6 +13,8 @@ from psnode.bench.convergence.result_tables import latex, markdown
 from psnode.errors import ConfigurationError, DivergedError
 from psnode.jobs.planning.ddp_hooks import Communication, payload_bytes, wrap
 from psnode.jobs.planning.ddp_overhead import lone_group
+from psnode.jobs.planning.ddp_step import sums_of
+from psnode.jobs.planning.profile import TensorTimes
 
 COMMON = "--max-steps 6 --batch-size 8 --threads 1 --no-tensorboard --lr 0.05 --lr-schedule cosine --weight-decay 0.01"
 PARAMETERS = 431_080  # of LeNet
@@ -85,6 +87,27 @@ def test_buckets_are_those_of_a_plain_ddp_unless_a_size_is_stated() -> None:
         assert plain == "2004000, 3006000"
         assert sizes(wrap(model, Communication.parse("fp32"))) == plain
         assert sizes(wrap(model, Communication.parse("fp32:bucket=1000"))) == "5010000"
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_predicted_sums_of_powersgd_are_those_that_torch_asks_for(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare the sizes of a step's sums with those that torch's hook passes on, without empty ones."""
+    model = torch.nn.Sequential(torch.nn.Linear(100, 60, bias=bias), torch.nn.Linear(60, 40, bias=bias))
+    tensors = [TensorTimes(tuple(parameter.shape), 0.0, 0.0) for parameter in model.parameters()]
+    asked = list[int]()
+    all_reduce: Any = vars(torch.distributed)["all_reduce"]
+
+    def watched(tensor: torch.Tensor, *more: Any, **named: Any) -> Any:
+        asked.append(4 * tensor.numel())
+        return all_reduce(tensor, *more, **named)
+
+    with lone_group():
+        trained = wrap(model, Communication.parse("powersgd:rank=2"))
+        for _ in range(3):
+            trained(torch.ones(2, 100)).sum().backward()
+        monkeypatch.setattr(torch.distributed, "all_reduce", watched)
+        trained(torch.ones(2, 100)).sum().backward()
+    assert [each.nbytes for each in sums_of(tensors, "powersgd:rank=2")] == [size for size in asked if size]
 
 
 @pytest.mark.parametrize(

@@ -53,8 +53,9 @@ def ddp_bytes(nbytes: float, workers: int) -> float:
 def sums_of(tensors: Sequence[TensorTimes], hook: str) -> list[DdpBucket]:
     """Return the sums of a step under `hook`: for each sum its bytes, and the time at which its values are ready.
 
-    PowerSGD adds up all first factors in one sum. Then it computes all second factors from the result, and adds them up in
-    another sum. PowerSGD has one bucket, because torch over gloo does not support more with it.
+    PowerSGD first adds up all gradients that it does not factorize, and after that all first factors. Then it computes all
+    second factors from the result, and adds them up. So it has three sums, one after another, or two if it factorizes all
+    gradients. PowerSGD has one bucket, because torch over gloo does not support more with it.
     """
     communication = Communication.parse(hook)
     if communication.kind != "powersgd":
@@ -62,7 +63,9 @@ def sums_of(tensors: Sequence[TensorTimes], hook: str) -> list[DdpBucket]:
         return [DdpBucket(bucket.nbytes * share, bucket.ready) for bucket in buckets(tensors)]
     values = [powersgd_values(tensor.shape, communication.parameters["rank"]) for tensor in tensors]
     ready = max((tensor.ready for tensor in tensors), default=0.0)
-    return [DdpBucket(4 * sum(each), ready) for each in zip(*values, strict=True)]
+    whole = sum(first for first, second in values if not second)
+    factors = [sum(first for first, second in values if second), sum(second for _, second in values)]
+    return [DdpBucket(4 * each, ready) for each in ([whole] if whole else []) + factors]
 
 
 def ddp_step(profile: Profile, hook: str, scenario: Scenario) -> StepTime:
