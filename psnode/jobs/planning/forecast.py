@@ -19,7 +19,7 @@ from psnode.plans.prediction import NEAR
 
 _SLOWEST, _FASTEST = 1e6, 4e11  # bit/s: ends of the range in which the verdict's limit is sought
 _HALVINGS = 12
-_POWERSGD_UNDER_ADAM = "PowerSGD of rank 4 cost a small GPT under adamw 14 % (docs/results/2026-11-26-ddp-hooks-adamw.md)"
+_POWERSGD_UNDER_ADAM = "PowerSGD of rank 4 cost a small GPT under adamw 13 % (docs/results/2026-11-30-ddp-hooks-adamw.md)"
 _MANY = 32  # with more workers the limit is not sought, since forecasts take too long
 _MANY_ELSEWHERE = 5  # the same number if another topology than the usual one is predicted
 
