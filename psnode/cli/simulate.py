@@ -46,8 +46,8 @@ def _with_rules(command: Callable[..., int]) -> Callable[..., int]:
 )
 @click.option("--cores", type=click.IntRange(1), help="Cores of every host.  [default: those of the measured host]")
 @click.option(
-    "--jitter", type=FiniteRange(0), default=0.0, show_default=True, metavar="SIGMA",
-    help="Standard deviation of the logarithm of a pass's duration, which is log-normal.",
+    "--jitter", type=FiniteRange(0), metavar="SIGMA",
+    help="Standard deviation of the logarithm of a pass's duration, which is log-normal.  [default: the profile's durations]",
 )  # fmt: skip
 @click.option(
     "--pass-times", type=click.Path(path_type=Path), metavar="FILE",
@@ -93,9 +93,10 @@ def simulate(profile: Path, workers: int, rate: str, scheme: str, steps: int, **
     scenario = Scenario(
         workers, None if rate == _NO_RATE else rate_of(rate), given["round_trip"] / 1e3, given["cores"] or found.host.cores
     )
-    measured = durations_of(given["pass_times"]) if given["pass_times"] else ()
+    own = found.host.durations if given["jitter"] is None and given["pass_times"] is None else ()
+    measured = durations_of(given["pass_times"]) if given["pass_times"] else own
     disturbances = Disturbances(
-        Spread(given["jitter"], measured, given["seed"]),
+        Spread(given["jitter"] or 0.0, measured, given["seed"], median(own) if own else None),
         [Standstill.of(text) for text in given["stops"]],
         [Death.of(text) for text in given["kills"]],
         given["detection"],
@@ -105,7 +106,8 @@ def simulate(profile: Path, workers: int, rate: str, scheme: str, steps: int, **
     job = simulate_job(found, groups, scenario, config, steps, disturbances, timeline=given["timeline"])
     asked = {
         "model": found.model, "workers": workers, "rate": rate, "scheme": scheme, "steps": steps, **rules,
-        **{name: given[name] for name in ("round_trip", "jitter", "seed", "stops", "kills", "detection")},
+        "pass_times": f"{given['pass_times'] or (profile if own else '')}", "jitter": given["jitter"] or 0.0,
+        **{name: given[name] for name in ("round_trip", "seed", "stops", "kills", "detection")},
     }  # fmt: skip
     if given["train_dir"] is not None:
         write_records(given["train_dir"], job, found.nbytes // 4, asked)

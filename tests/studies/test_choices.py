@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from psnode.jobs.planning import profiling
+from psnode.jobs.planning.host_prices.gloo_costs import RingCosts
 from psnode.jobs.planning.search.ways import MERGECOMP, SECOPA
 from psnode.plans.plan_file import PlanFile
 from psnode.tasks.models import build
@@ -46,6 +47,7 @@ def test_plans_of_searches_and_papers_are_contenders_too(monkeypatch: pytest.Mon
     monkeypatch.setattr(profiling, "overheads", lambda *_: {})  # would fork this process
     monkeypatch.setattr(profiling, "crowding", lambda *_: 0.9)
     monkeypatch.setattr(profiling, "mpi_cost", lambda: 0.0)
+    monkeypatch.setattr(profiling, "ring_costs", RingCosts)
     seen = list[PlanFile]()  # in the order of the contenders: the best groups, MergeComp, SeCoPa
 
     def run_trial(contender: Any, shared: Any, **options: Any) -> Any:

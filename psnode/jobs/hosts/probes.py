@@ -23,7 +23,7 @@ def probe(command: list[str], extra: Mapping[str, str] | None = None, seconds: f
     reason. If the command prints JSON and then fails, the entry "ended" is its exit code, or -N if signal N ended the
     command.
     """
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         try:
             done = subprocess.run(
                 command,

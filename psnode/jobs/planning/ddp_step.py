@@ -77,31 +77,30 @@ def ddp_step(profile: Profile, hook: str, scenario: Scenario) -> StepTime:
     graph = Graph()
     ranks = range(scenario.workers if scenario.shared else min(scenario.workers, _MOST_RANKS))
     turns = 2 * (scenario.workers - 1)
-    hosts = HostModels(graph, scenario, profile.host, ranks=len(ranks))
+    costs = profile.host
+    hosts = HostModels(graph, scenario, costs, ranks=len(ranks))
     sums = sums_of(profile.tensors, hook)
     whole = sum(each.nbytes for each in sums) or 1.0
     alike = not hook.startswith("powersgd")  # True if the next sum does not wait for the result of the previous sum
     last = [graph.add(PASSES, 0, []) for _ in ranks]
-    connections, adders = [graph.queue() for _ in ranks], [graph.queue() for _ in ranks]
+    connections, gloo = [graph.queue() for _ in ranks], [graph.queue() for _ in ranks]
     begins = []
     for _ in range(_STEPS):
-        last = [hosts.compute(PASSES, rank, profile.forward, [last[rank]]) for rank in ranks]
+        last = [hosts.passes(rank, profile.forward, [last[rank]]) for rank in ranks]
         begins.append([hosts.compute(PASSES, rank, 0.0, [last[rank]]) for rank in ranks])
         now, reduced = 0.0, list[int]()
         for each in sums:
             coding = profile.ddp[hook] * (each.nbytes / whole if alike else 1 / len(sums))
-            last = [hosts.compute(PASSES, rank, each.ready - now, [last[rank]]) for rank in ranks]
+            last = [hosts.passes(rank, each.ready - now, [last[rank]]) for rank in ranks]
             last = [hosts.compute(CODING, rank, coding, [last[rank]]) for rank in ranks]
             now = each.ready
             if turns:
                 nbytes = ddp_bytes(each.nbytes, scenario.workers)
-                adding = nbytes / 2 * profile.host.add
-                added = [hosts.compute(TRANSPORT, rank, adding, last, queue=adders[rank]) for rank in ranks]
-                sent = [
-                    hosts.transfer(rank, (rank + 1) % len(ranks), nbytes, last, connections[rank], by_mpi=False) for rank in ranks
-                ]
-                reduced.append(hosts.wait((turns - 1) * scenario.round_trip / 2, [*sent, *added]))
+                working = turns * costs.ring_turn + nbytes * (costs.ring_byte or costs.send + costs.receive + costs.add / 2)
+                worked = [hosts.compute(TRANSPORT, rank, working, last, queue=gloo[rank]) for rank in ranks]
+                sent = [hosts.carry(rank, (rank + 1) % len(ranks), nbytes, last, connections[rank]) for rank in ranks]
+                reduced.append(hosts.wait(turns * hosts.latency, [*sent, *worked]))
                 last = last if alike else [hosts.compute(CODING, rank, 0.0, [last[rank], reduced[-1]]) for rank in ranks]
-        last = [hosts.compute(PASSES, rank, profile.backward - now, [last[rank]]) for rank in ranks]
+        last = [hosts.passes(rank, profile.backward - now, [last[rank]]) for rank in ranks]
         last = [hosts.compute(PASSES, rank, profile.optimizer, [last[rank], *reduced]) for rank in ranks]
     return steady(graph, hosts, begins)

@@ -237,9 +237,11 @@ class StepWorker:
             self._main(group.ready - now)
             now = max(now, group.ready)
             found[index] = self._hosts.compute(CODING, self.rank, group.encode, [self.last], queue=self._coder, urgency=index)
-            self._note("encode", index, found[index])
+            self._note("encode", index, found[index], found[index])
         self._main(profile.backward - now)
-        self._main(self._costs.extra, found)
+        first = len(self._graph.work)
+        self.last = self._hosts.compute(PASSES, self.rank, self._costs.extra, [self.last, *found])
+        self._note("passes", -1, first, self.last)
         return found
 
     def _main(self, seconds: float, follows: Sequence[int] = (), kind: str = PASSES, group: int = -1) -> int:
@@ -247,13 +249,17 @@ class StepWorker:
 
         `kind`: PASSES, or CODING if the thread decodes the weights of `group`.
         """
-        self.last = self._hosts.compute(kind, self.rank, max(seconds, 0.0), [self.last, *follows])
-        self._note("passes" if kind == PASSES else "apply", group, self.last)
+        first, after = len(self._graph.work), [self.last, *follows]
+        if kind == PASSES:
+            self.last = self._hosts.passes(self.rank, max(seconds, 0.0), after)
+        else:
+            self.last = self._hosts.compute(kind, self.rank, max(seconds, 0.0), after)
+        self._note("passes" if kind == PASSES else "apply", group, first, self.last)
         return self.last
 
-    def _note(self, kind: str, group: int, activity: int) -> None:
+    def _note(self, kind: str, group: int, first: int, last: int) -> None:
         if self._notes:
-            self._notes[-1].append(_Note(kind, self.rank, group, activity, activity))
+            self._notes[-1].append(_Note(kind, self.rank, group, first, last))
 
 
 class StepRoot:

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from psnode.config.plain_json import to_json
 from psnode.errors import ConfigurationError
 
@@ -99,7 +101,10 @@ class HostCosts:
     `send`, `receive`: cost of a byte sent or received through TCP. `message`: cost of a message through MPI, at each end.
     `add`: cost of a byte of float32 that is added. `mpi`: cost of a byte of a frame through MPI, at each end; 0 if it was not
     measured. `cores`: the number of cores of the measured host. `crowded`: the rate of a core while all cores work on passes,
-    relative to its rate while the others are idle.
+    relative to its rate while the others are idle. `ring_turn`, `ring_byte`: costs of an all-reduce through gloo (see
+    RingCosts); 0 if they were not measured. `wake`: the mean time until a thread that wakes up for a message gets a core, if
+    all cores are at work; 0 if it was not measured. `durations`: measured durations of a step's passes, in any unit; empty in
+    profiles of earlier versions of psnode.
     """
 
     send: float
@@ -109,6 +114,27 @@ class HostCosts:
     cores: int
     crowded: float
     mpi: float = 0.0
+    ring_turn: float = 0.0
+    wake: float = 0.0
+    ring_byte: float = 0.0
+    durations: tuple[float, ...] = ()
+
+    def slowest(self, workers: int) -> float:
+        """Return the duration of the slowest of `workers` workers' passes, relative to the median duration of one worker's.
+
+        It is the median of the maximum of independent draws from `durations`, which is the .5 ** (1 / workers) quantile of
+        their distribution. As n durations show no quantile above 1 - 1 / n, this one is taken at most.
+        """
+        if not self.durations:
+            return 1.0
+        level = max(0.5, min(0.5 ** (1 / workers), 1 - 1 / len(self.durations)))
+        median, slowest = np.quantile(self.durations, [0.5, level])
+        return float(slowest / median)
+
+    @property
+    def mean_duration(self) -> float:
+        """The mean of `durations` relative to their median; 1 without durations."""
+        return float(np.mean(self.durations) / np.median(self.durations)) if self.durations else 1.0
 
     @property
     def sends(self) -> float:
@@ -179,12 +205,21 @@ class Profile:
                 for name, costs in found.pop("schemes").items()
             }
             tensors = tuple(TensorTimes(**{**tensor, "shape": tuple(tensor["shape"])}) for tensor in found.pop("tensors"))
-            host = HostCosts(**found.pop("host"))
+            host = HostCosts(**(measured := found.pop("host")) | {"durations": tuple(measured.get("durations", ()))})
+            if not all(isinstance(each, int | float) and 0 < each < math.inf for each in host.durations):
+                raise ValueError("durations that are no numbers above 0")
             return cls(**found, tensors=tensors, schemes=schemes, host=host)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigurationError(
                 f"--profile {file} holds no profile ({error}): write one with psnode plan --save-profile"
             ) from error
+
+
+def of_slowest(profile: Profile, workers: int) -> Profile:
+    """Return `profile` with the passes of the slowest of `workers` workers."""
+    slowest = profile.host.slowest(workers)
+    tensors = tuple(replace(each, ready=slowest * each.ready, needed=slowest * each.needed) for each in profile.tensors)
+    return replace(profile, forward=slowest * profile.forward, backward=slowest * profile.backward, tensors=tensors)
 
 
 def waiting(profile: Profile) -> Profile:

@@ -19,7 +19,8 @@ from psnode.jobs.planning.ddp_hooks import optimizer_of
 from psnode.jobs.planning.ddp_overhead import overheads
 from psnode.jobs.planning.ddp_step import HOOKS
 from psnode.jobs.planning.host_prices.fixed_costs import fixed_costs
-from psnode.jobs.planning.host_prices.host_costs import add_cost, crowding, median_seconds, socket_costs
+from psnode.jobs.planning.host_prices.gloo_costs import RingCosts, ring_costs
+from psnode.jobs.planning.host_prices.host_costs import add_cost, all_seconds, crowding, median_seconds, socket_costs
 from psnode.jobs.planning.host_prices.mpi_costs import mpi_cost
 from psnode.jobs.planning.job_step import step_without_links
 from psnode.jobs.planning.profile import FixedCosts, GroupCosts, HostCosts, Profile, SchemeCosts, TensorTimes
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 _STEPS, _SECONDS = 7, 1.0  # minimum steps of a measurement, and minimum seconds
 # seconds that the MPI thread works on a message; measurements do not start this thread: docs/results/2026-11-23-threads.md
 _MESSAGE = 1e-4
+_MOST = 100  # durations that a profile holds
 _PASSES = 5  # number of passes, of which the pass with the median duration counts
 _UPDATES = ("finish", "norm", "protect", "update", "constrain", "average", "downlink")  # the master's spans that close a group
 
@@ -78,14 +80,17 @@ def measure(
         data = data_of(task.train_data(), replace(config, data_workers=0), steps=task.steps_per_epoch)
         ground = TimedModel(task, config.batch_size, device, coded_there=there, seed=config.seed, data=data)
         alone = Alone(ground)
-        whole = median_seconds(alone.step, _SECONDS)
+        taken = all_seconds(alone.step, _SECONDS)
+        whole = statistics.median(taken)
+        durations = _of_steps(taken, config.batches_per_step)
         tensors, forward = tensor_times(ground, whole)
         tell("this host" if in_job else "this host and DDP")
         send, receive = socket_costs()
         # forks have no threads of torch, and the other cores are idle only if the passes use a single core
         forks = threads == 1 and ground.device.type == "cpu" and not in_job
         crowded = crowding(alone.step, max(_SECONDS / 2, 2 * whole)) if forks else 1.0
-        costs = HostCosts(send, receive, _MESSAGE, add_cost(), usable_cores(), crowded, 0.0 if in_job else mpi_cost())
+        mpi, ring = (0.0, RingCosts()) if in_job else (mpi_cost(), ring_costs())
+        costs = HostCosts(send, receive, _MESSAGE, add_cost(), usable_cores(), crowded, mpi, *ring, durations)
         profile = Profile(
             config.network if config.task is None else config.task.removeprefix(PASSED), threads, forward, whole - forward,
             _optimizer_seconds(ground, config), tuple(sorted(tensors.values(), key=lambda tensor: tensor.ready)),
@@ -99,6 +104,18 @@ def measure(
         return replace(profile, forward=profile.forward + earlier, schemes=found)
     finally:
         torch.set_num_threads(used)
+
+
+def _of_steps(taken: Sequence[float], batches: int) -> tuple[float, ...]:
+    """Return durations of the passes of steps, as at most _MOST quantiles. `taken`: the durations of passes over a batch.
+
+    Each step has `batches` batches, whose durations are drawn from `taken` independently.
+    """
+    import numpy as np
+
+    steps = np.array(taken) if batches == 1 else np.random.default_rng(0).choice(taken, (_MOST**2, batches)).sum(axis=1)
+    count = min(len(taken), _MOST)
+    return tuple(np.quantile(steps, (np.arange(count) + 0.5) / count, method="hazen").tolist())
 
 
 def tensor_times(ground: TimedModel, whole: float) -> tuple[dict[str, TensorTimes], float]:

@@ -59,9 +59,11 @@ class HostModels:
 
     def __init__(self, graph: Graph, scenario: Scenario, costs: HostCosts, *, ranks: int) -> None:
         self._graph, self.costs = graph, costs
+        self._longer = costs.slowest(scenario.workers) - 1
         self._delay = graph.resource(Resource(float("inf"), 1.0))
         self._uneven = scenario.uneven
-        self._half_trip = scenario.round_trip / 2
+        # seconds from the departure of a small message until its receiver works on it
+        self.latency = scenario.round_trip / 2 + (costs.wake if scenario.shared and scenario.workers >= scenario.cores else 0.0)
         pools = [graph.resource(Resource(scenario.cores, 1.0, costs.crowded)) for _ in range(1 if scenario.shared else ranks)]
         rates = [scenario.rate] * ranks
         if scenario.master_rate is not None:
@@ -83,25 +85,37 @@ class HostModels:
         """Add an activity that takes `seconds` on a core of a host."""
         return self._graph.add(kind, seconds, [self.hosts[host].cores], follows, queue=queue, urgency=urgency)
 
-    def transfer(
-        self, source: int, target: int, nbytes: float, follows: Iterable[int], connection: int, *, by_mpi: bool = True
-    ) -> int:
-        """Add a message and the work of both ends for it. Return the activity that ends when the message has arrived.
+    def passes(self, host: int, seconds: float, follows: Iterable[int] = ()) -> int:
+        """Add a part of the passes of a worker, which takes `seconds` on a core, and return the activity with which it ends.
 
-        `connection`: the queue in which the message waits for earlier ones. `by_mpi`: True if the message goes through MPI,
-        which also costs a fixed time at each end.
+        It ends as late as on the slowest worker, for which all others wait at the end of a step. This wait needs no core.
         """
-        costs = self.costs
-        message, send, receive = (costs.message, costs.sends, costs.takes) if by_mpi else (0.0, costs.send, costs.receive)
-        graph, ends = self._graph, (self.hosts[source], self.hosts[target])
+        done = self.compute(PASSES, host, seconds, follows)
+        return self._graph.add(PASSES, self._longer * seconds, [self._delay], [done]) if self._longer > 0 else done
+
+    def transfer(self, source: int, target: int, nbytes: float, follows: Iterable[int], connection: int) -> int:
+        """Add a message through MPI and the work of both ends for it. Return the activity that ends when it has arrived.
+
+        `connection`: the queue in which the message waits for earlier ones.
+        """
+        costs, ends = self.costs, (self.hosts[source], self.hosts[target])
         follows = tuple(follows)
+        wire = self.carry(source, target, nbytes, follows, connection)
+        sending, taking = costs.message + nbytes * costs.sends, costs.message + nbytes * costs.takes
+        sent = self.compute(TRANSPORT, source, sending, follows, queue=ends[0].transport)
+        taken = self.compute(TRANSPORT, target, taking, follows, queue=ends[1].transport)
+        return self.wait(self.latency, (wire, sent, taken))
+
+    def carry(self, source: int, target: int, nbytes: float, follows: Iterable[int], connection: int) -> int:
+        """Add the transfer of a message by the links, without the work of its ends, and return the activity.
+
+        `connection`: the queue in which the message waits for earlier ones.
+        """
+        ends = (self.hosts[source], self.hosts[target])
         links = [link for link in (ends[0].outward, ends[1].inward) if link is not None]
         place = max(source, target) / max(1, len(self.hosts) - 1)  # position of the rank that is not the master, from 0 to 1
         weight = 1.0 + self._uneven * (2 * place - 1)
-        wire = graph.add(LINK, nbytes if links else 0.0, links, follows, queue=connection, weight=weight)
-        sent = self.compute(TRANSPORT, source, message + nbytes * send, follows, queue=ends[0].transport)
-        taken = self.compute(TRANSPORT, target, message + nbytes * receive, follows, queue=ends[1].transport)
-        return self.wait(self._half_trip, (wire, sent, taken))
+        return self._graph.add(LINK, nbytes if links else 0.0, links, follows, queue=connection, weight=weight)
 
     def wait(self, seconds: float, follows: Iterable[int]) -> int:
         """Add a delay of `seconds` that uses neither cores nor links, and return its activity."""

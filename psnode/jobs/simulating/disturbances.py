@@ -51,21 +51,24 @@ class Death:
 
 @dataclass(frozen=True)
 class Spread:
-    """The random spread of the durations of passes. The durations in the profile are multiplied by factors with mean 1.
+    """The random spread of the durations of passes. The durations in the profile are multiplied by factors.
 
     A new factor is drawn for every step of every worker. `relative`: measured durations in any unit. If there are any, each
-    factor is one of these durations, divided by their mean. Otherwise the factors have a log-normal distribution, and
-    `jitter` is the standard deviation of their logarithm. `seed`: the seed of all draws.
+    factor is one of these durations, divided by `usual`, or by their mean if `usual` is None. Otherwise the factors have a
+    log-normal distribution with mean 1, and `jitter` is the standard deviation of their logarithm. `seed`: the seed of all
+    draws.
     """
 
     jitter: float = 0.0
     relative: tuple[float, ...] = ()
     seed: int = 1
+    usual: float | None = None
 
     def factors(self, rank: int) -> Callable[[], float]:
         """Return a function that draws the factor of the next step of worker `rank`."""
         if self.relative:
-            generator, values = np.random.default_rng((self.seed, rank)), np.array(self.relative) / np.mean(self.relative)
+            generator, usual = np.random.default_rng((self.seed, rank)), self.usual or np.mean(self.relative)
+            values = np.array(self.relative) / usual
             return lambda: float(values[generator.integers(len(values))])
         if self.jitter:
             generator, sigma = np.random.default_rng((self.seed, rank)), self.jitter

@@ -8,7 +8,10 @@ import pytest
 
 from psnode.jobs.planning import profiling
 from psnode.jobs.planning.ddp_step import HOOKS
+from psnode.jobs.planning.host_prices.gloo_costs import RingCosts
 from psnode.worker import inspection
+
+RING = RingCosts(1e-4, 2e-4, 3e-10)
 
 
 @pytest.fixture(scope="module")
@@ -24,4 +27,5 @@ def few_steps() -> Iterator[None]:
         patch.setattr(profiling, "overheads", lambda *_: dict.fromkeys(HOOKS, 0.001))
         patch.setattr(profiling, "crowding", lambda *_: 0.9)
         patch.setattr(profiling, "mpi_cost", lambda: 0.0)
+        patch.setattr(profiling, "ring_costs", lambda: RING)
         yield

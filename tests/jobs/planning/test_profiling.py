@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -54,6 +55,24 @@ def test_frames_have_the_bytes_of_a_job(profile: Profile, scheme: str, tmp_path:
     tolerance = 0.0 if scheme == "dense" else 0.05
     assert sum(group.up for group in found) == pytest.approx(record["uplink_bytes"], rel=tolerance)
     assert sum(group.down for group in found) == pytest.approx(record["downlink_bytes"], rel=tolerance)
+
+
+def test_the_host_s_costs_hold_the_ring_and_the_durations_of_passes(profile: Profile) -> None:
+    host = profile.host
+    assert (host.ring_turn, host.wake, host.ring_byte) == (1e-4, 2e-4, 3e-10)
+    assert 5 <= len(host.durations) <= 100
+    assert np.median(host.durations) == pytest.approx(profile.passes, rel=0.02)
+
+
+def test_durations_of_steps_are_sums_over_their_batches() -> None:
+    """Compare with the measured ones for one batch, and with the mean and the variance of a sum for nine."""
+    taken = list(np.random.default_rng(1).gamma(4.0, 1.0, 80))
+    assert profiling._of_steps(taken, 1) == pytest.approx(sorted(taken))
+    found = profiling._of_steps(taken, 9)
+    assert len(found) == 80
+    assert np.mean(found) == pytest.approx(9 * np.mean(taken), rel=0.02)
+    assert np.var(found) == pytest.approx(9 * np.var(taken), rel=0.15)
+    assert len(profiling._of_steps(taken * 9, 1)) == 100
 
 
 def test_disturbances_of_groups_are_not_counted_as_other_work() -> None:

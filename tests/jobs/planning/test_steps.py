@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -145,6 +147,62 @@ def test_a_step_of_ddp_follows_the_formula_of_the_all_reduce(workers: int, hook:
     seconds = sum(turns / workers * each / 1e6 + turns * 0.001 for each in nbytes)
     assert found.seconds == pytest.approx(0.313 + seconds)
     assert ddp_bytes(4_000_000, workers) == pytest.approx(turns / workers * 4_000_000)
+
+
+@pytest.mark.parametrize("workers", [2, 5])
+def test_the_ring_takes_the_measured_time_for_each_turn_and_byte(workers: int) -> None:
+    """Check ranks on hosts of their own, and all ranks on one core, whose work is done one after another."""
+    costs = {"send": 1.0, "receive": 1.0, "add": 1.0}  # do not count
+    host = replace(FREE, **costs, ring_turn=0.001, wake=0.003, ring_byte=2e-9)
+    turns = 2 * (workers - 1)
+    carried = turns / workers * 4_000_000 * 2e-9
+    for cores, shared, seconds in ((4, False, 0.001), (9, True, 0.001), (workers, True, 0.004)):
+        found = ddp_step(profile(host=host), "fp32", Scenario(workers, None, 0.0, cores, shared=shared))
+        assert found.seconds == pytest.approx(0.303 + turns * seconds + carried), (cores, shared)
+    together = ddp_step(profile(host=host), "fp32", Scenario(workers, None, 0.0, 1, shared=True))
+    assert together.seconds == pytest.approx(workers * (0.303 + turns * 0.001 + carried) + turns * 0.003)
+
+
+def test_messages_wait_for_a_core_where_all_cores_are_at_work() -> None:
+    """Check a step with a gradient and weights of three workers on shared cores, and on hosts of their own."""
+    host, costs = replace(FREE, wake=0.01), scheme({"ready": 0.2})
+    for cores, shared, seconds in ((3, True, 0.3 + 2 * 0.01), (4, True, 0.3), (2, False, 0.3)):
+        found = job_step(profile(host=host), costs, Scenario(3, None, 0.0, cores, shared=shared))
+        assert found.seconds == pytest.approx(seconds), (cores, shared)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4, 30])
+def test_passes_take_as_long_as_those_of_the_slowest_worker(workers: int) -> None:
+    """Compare the duration with the median of the maximum of random draws, and the steps with those of other passes."""
+    draws = np.random.default_rng(3).gamma(9.0, 1.0, (20_000, workers)).max(axis=1)
+    host = replace(FREE, durations=tuple(np.random.default_rng(4).gamma(9.0, 1.0, 20_000)))
+    slowest = host.slowest(workers)
+    assert slowest == pytest.approx(np.median(draws) / np.median(host.durations), rel=0.03)
+    costs, own = scheme({"ready": 0.2, "encode": 0.01}, extra=0.02), profile(host=host, optimizer=0.02)
+    found = job_step(own, costs, Scenario(workers, None, 0.0, 64))
+    assert found.seconds == pytest.approx(0.3 * slowest + 0.03)
+    assert ddp_step(own, "fp32", Scenario(workers, None, 0.0, 64)).seconds == pytest.approx(0.3 * slowest + 0.023)
+    spans = [span for span in step_spans(own, costs, Scenario(workers, None, 0.0, 64)) if span.kind == "passes"]
+    assert sum(span.end - span.begin for span in spans) == pytest.approx(0.3 * slowest + 0.02, abs=1e-5)
+
+
+def test_the_wait_for_the_slowest_worker_needs_no_core() -> None:
+    """Check three workers that share one core: their work follows one another, and the last one's wait comes on top."""
+    host = replace(FREE, durations=(1.0, 1.0, 1.0, 2.0))
+    slowest = host.slowest(3)
+    assert slowest == pytest.approx(1.25)  # the quantile of 3 / 4, at a quarter of the way from the third duration to the fourth
+    found = job_step(profile(host=host), scheme({"ready": 0.2}), Scenario(3, None, 0.0, 1, shared=True))
+    assert 3 * 0.3 < found.seconds <= 3 * 0.3 + 0.3 * (slowest - 1) + 1e-9
+
+
+def test_a_few_durations_show_no_rare_ones() -> None:
+    """Check that the most extreme quantile of five durations is that of 4 / 5, for any number of workers."""
+    host = replace(FREE, durations=(1.0, 1.0, 1.0, 1.0, 11.0))
+    assert host.slowest(1000) == host.slowest(4) == pytest.approx(np.quantile(host.durations, 0.8))
+
+
+def test_without_measured_durations_all_workers_are_alike() -> None:
+    assert FREE.slowest(100) == 1.0
 
 
 def test_powersgd_adds_up_factors_of_matrices_and_everything_else_whole() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,27 @@ def test_no_training_resumes_from_a_simulated_run(file: Path, capsys: pytest.Cap
     assert main(words(file, "--steps", "1", "--train-dir", str(run))) == 2
     assert "is not empty: choose another --train-dir" in capsys.readouterr().err
     shutil.rmtree(run)
+
+
+def test_the_durations_of_the_profile_are_used_unless_others_are_given(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Check the steps of one worker, whose passes take .3 s times 1 or 9, the durations relative to their median, and .005 s
+    of other work as in the test below.
+    """
+    found = Profile.load(file)
+    replace(found, host=replace(found.host, durations=(0.1, 0.1, 0.1, 0.9))).save(file)
+    asked = ["simulate", "--profile", str(file), "-n", "1", "--rate", "none", "--round-trip", "0", "--scheme", "topk"]
+
+    def told(*more: str) -> dict[str, Any]:
+        assert main([*asked, "--steps", "30", "--json", *more]) == 0
+        return dict(json.loads(capsys.readouterr().out))
+
+    def seconds(told: dict[str, Any]) -> set[float]:
+        return {round(version["seconds"], 6) for version in told["versions"][1:]}
+
+    assert seconds(own := told()) == {0.305, 2.705}
+    assert (own["pass_times"], own["jitter"]) == (str(file), 0.0)
+    assert seconds(even := told("--jitter", "0")) == {0.305}
+    assert (even["pass_times"], even["jitter"]) == ("", 0.0)
 
 
 def test_measured_durations_take_the_place_of_jitter(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

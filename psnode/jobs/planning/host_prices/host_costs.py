@@ -59,7 +59,12 @@ def add_cost() -> float:
 
 
 def median_seconds(work: Callable[[], object], seconds: float = 0.0, warmup: int = 1) -> float:
-    """Return the median duration of a call of `work`, after `warmup` calls that do not count.
+    """Return the median of the results of `all_seconds`."""
+    return statistics.median(all_seconds(work, seconds, warmup))
+
+
+def all_seconds(work: Callable[[], object], seconds: float = 0.0, warmup: int = 1) -> list[float]:
+    """Return the durations of calls of `work`, after `warmup` calls that do not count.
 
     At least _ROUNDS calls are measured, and more if these take less than `seconds` seconds together.
     """
@@ -70,7 +75,7 @@ def median_seconds(work: Callable[[], object], seconds: float = 0.0, warmup: int
         begin = time.perf_counter()
         work()
         found.append(time.perf_counter() - begin)
-    return statistics.median(found)
+    return found
 
 
 def crowding(work: Callable[[], object], seconds: float) -> float:

@@ -11,7 +11,8 @@ The following costs are taken from the run, as medians over its steps:
 If weights are not sent, every worker updates them as under the scheme dense, so the updates of dense get the factor.
 
 Everything else stays as measured: the bytes of other schemes, the seconds that DDP adds, the seconds of its optimizer, the
-costs of messages and of their bytes, and the work of master and workers that belongs to no group.
+costs of messages and of their bytes, the spread of the durations of passes, and the work of master and workers that belongs
+to no group. The run's seconds of passes are means over its workers, so they are compared with the mean duration.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def figures(profile: Profile, name: str, scenario: Scenario, run: FinishedRun) -
     groups = _on_run(profile, name, run)
     loads = RecordedLoads(groups.routes, run.layout)
     return StepFigures(
-        _seconds(profile, name, scenario, run), profile.passes + sum(_column(groups.costs, "apply")),
+        _seconds(profile, name, scenario, run), profile.passes * profile.host.mean_duration + sum(_column(groups.costs, "apply")),
         **{figure: loads.figure(figure, _column(groups.costs, cost)) for figure, cost in COSTS.items()},
     )  # fmt: skip
 
@@ -130,7 +131,7 @@ def with_figures(profile: Profile, name: str, run: FinishedRun) -> Profile:
     """
     costs, groups = profile.schemes[name], _on_run(profile, name, run)
     loads = RecordedLoads(groups.routes, run.layout)
-    slower = run.measured.passes / (profile.passes + sum(_column(groups.costs, "apply")))
+    slower = run.measured.passes / (profile.passes * profile.host.mean_duration + sum(_column(groups.costs, "apply")))
     ratios, by_coordinate = dict[str, float](), dict[str, float]()
     for figure, cost in COSTS.items():
         measured, predicted = float(getattr(run.measured, figure)), loads.figure(figure, _column(groups.costs, cost))

@@ -42,7 +42,7 @@ import numpy as np
 import numpy.typing as npt
 
 from psnode.exchange.shard.executor import most_lanes
-from psnode.jobs.planning.profile import HostCosts, Profile, TensorTimes
+from psnode.jobs.planning.profile import HostCosts, Profile, TensorTimes, of_slowest
 from psnode.jobs.planning.scenario import GOODPUT, Scenario
 from psnode.jobs.planning.search.grouping import CodecCandidate, GroupChoice, Grouping, SmallTensorRules
 from psnode.jobs.planning.search.stage_loads import StageLoads
@@ -116,8 +116,9 @@ class StepClocks:
         loads: StageLoads | None = None,
     ) -> None:
         self.loads = loads or StageLoads.of_one_root(scenario.workers)
-        self.tensors, self.candidates = profile.tensors, tuple(candidates)
-        self.profile, self.scenario = profile, scenario
+        self._passes = profile.passes
+        self.profile = profile = of_slowest(profile, scenario.workers)
+        self.tensors, self.candidates, self.scenario = profile.tensors, tuple(candidates), scenario
         self.lanes = self.loads.roots * most_lanes(scenario.cores, _MANY_GROUPS)
         self.rules = chosen = rules or SmallTensorRules()
         sizes = np.array([tensor.nbytes // 4 for tensor in self.tensors], float)
@@ -227,7 +228,7 @@ class StepClocks:
         """
         if not self.scenario.shared:
             return np.zeros_like(work)
-        found: Floats = (self.scenario.workers * self.profile.passes + work) / (self.scenario.cores * self.profile.host.crowded)
+        found: Floats = (self.scenario.workers * self._passes + work) / (self.scenario.cores * self.profile.host.crowded)
         return found
 
     def start(self) -> Floats:
