@@ -35,6 +35,13 @@ class Scenario:
     uneven: float = 0.4
     master_rate: float | None = None
 
+    def latency(self, costs: HostCosts) -> float:
+        """Return the seconds from the departure of a small message until its receiver works on it.
+
+        If there are at least as many workers as shared cores, all cores are at work, so the receiver also waits for a core.
+        """
+        return self.round_trip / 2 + (costs.wake if self.shared and self.workers >= self.cores else 0.0)
+
 
 class HostModel:
     """The cores and the link of one rank, as resources of a graph.
@@ -62,8 +69,7 @@ class HostModels:
         self._longer = costs.slowest(scenario.workers) - 1
         self._delay = graph.resource(Resource(float("inf"), 1.0))
         self._uneven = scenario.uneven
-        # seconds from the departure of a small message until its receiver works on it
-        self.latency = scenario.round_trip / 2 + (costs.wake if scenario.shared and scenario.workers >= scenario.cores else 0.0)
+        self.latency = scenario.latency(costs)
         pools = [graph.resource(Resource(scenario.cores, 1.0, costs.crowded)) for _ in range(1 if scenario.shared else ranks)]
         rates = [scenario.rate] * ranks
         if scenario.master_rate is not None:

@@ -252,7 +252,7 @@ class _Bounds:
     def seconds(self, labels: Floats, stop: int) -> Floats:
         """Return the lower bounds in seconds for `labels`, whose groups end before tensor number `stop`."""
         after = {clock: labels[:, clock] + rest[stop] for clock, rest in self._rest.items()}
-        half = self._model.scenario.round_trip / 2
+        half = self._model.latency
         coded = np.maximum(after[CODER], self._last_ready) + self._forward
         home = np.maximum(np.maximum(after[INWARD] + half, after[LANES]), after[OUTWARD]) + half + self._tail
         found: Floats = np.maximum(np.maximum(coded, home) + after[APPLIED], labels[:, HOME])

@@ -10,7 +10,7 @@ is the only root:
             is done at the latest of three times: this clock, the first frame + w, and the last frame + decode + update. The clock
             is then at least the latest of these times minus w (1 - 1 / l)
     outward starts when the group is done and the link is free; takes P frames
-    home    half a round trip later, the group can be applied when the next forward pass uses it
+    home    after the latency of a message, the group can be applied when the next forward pass uses it
 
 Under other topologies the frames are those of StageLoads, and R roots work on different groups at the same time. So there are
 R l lanes, and R links: a group's f frames advance the clock of the links by f / R frames, and the group has passed after at
@@ -116,7 +116,7 @@ class StepClocks:
         loads: StageLoads | None = None,
     ) -> None:
         self.loads = loads or StageLoads.of_one_root(scenario.workers)
-        self._passes = profile.passes
+        self._passes, self.latency = profile.passes, scenario.latency(profile.host)
         self.profile = profile = of_slowest(profile, scenario.workers)
         self.tensors, self.candidates, self.scenario = profile.tensors, tuple(candidates), scenario
         self.lanes = self.loads.roots * most_lanes(scenario.cores, _MANY_GROUPS)
@@ -188,7 +188,7 @@ class StepClocks:
         return labels
 
     def _extend(self, labels: Floats, group: GroupTimes) -> Floats:
-        loads, half = self.loads, self.scenario.round_trip / 2
+        loads, half = self.loads, self.latency
         found = np.empty_like(labels)
         found[:, CODER] = coded = np.maximum(labels[:, CODER], group.ready) + group.encode
         first = np.maximum(labels[:, INWARD], coded) + min(1, loads.inward) * group.frame_in + half
