@@ -48,6 +48,7 @@ def test_plans_of_searches_and_papers_are_contenders_too(monkeypatch: pytest.Mon
     monkeypatch.setattr(profiling, "crowding", lambda *_: 0.9)
     monkeypatch.setattr(profiling, "mpi_cost", lambda: 0.0)
     monkeypatch.setattr(profiling, "ring_costs", RingCosts)
+    monkeypatch.setattr(choices, "rehearse", lambda search, ways, listed: listed)
     seen = list[PlanFile]()  # in the order of the contenders: the best groups, MergeComp, SeCoPa
 
     def run_trial(contender: Any, shared: Any, **options: Any) -> Any:

@@ -26,7 +26,7 @@ from psnode.jobs.planning.job_step import step_without_links
 from psnode.jobs.planning.profile import FixedCosts, GroupCosts, HostCosts, Profile, SchemeCosts, TensorTimes
 from psnode.master.lines.opening import doubt_of, measured_cost
 from psnode.plans.coding import loses
-from psnode.plans.groups import IDENTITY
+from psnode.plans.groups import IDENTITY, Plan
 from psnode.plans.plan_file import stated_settings
 from psnode.plans.rule import grouping_of
 
@@ -54,6 +54,8 @@ def measure(
     task: Task | None = None,
     device: torch.device | None = None,
     in_job: bool = False,
+    host: HostCosts | None = None,
+    plans: Mapping[str, Plan] | None = None,
 ) -> Profile:
     """Return the profile of the model that `config` trains. `schemes`: the runs to measure, by the flags of their schemes.
 
@@ -61,7 +63,9 @@ def measure(
     all passes before the last backward pass. `ranks`: the number of ranks that share a host. They divide its cores unless
     --threads is set. `task` replaces the task that `config` names, and `device` replaces the device that `config` selects.
     `in_job`: True if this process is a rank of a job. It then starts no other process, so the costs of MPI, of DDP and of
-    crowded cores are not measured. Raises ConfigurationError for settings that train would refuse.
+    crowded cores are not measured. `host`: the costs of this host if they are known; they and DDP are then not measured.
+    `plans`: the plans that schemes follow, by their flags; schemes without one have that of
+    the rule. Raises ConfigurationError for settings that train would refuse.
     """
     import torch
 
@@ -84,26 +88,33 @@ def measure(
         whole = statistics.median(taken)
         durations = _of_steps(taken, config.batches_per_step)
         tensors, forward = tensor_times(ground, whole)
-        tell("this host" if in_job else "this host and DDP")
-        send, receive = socket_costs()
+        if host is None:
+            tell("this host" if in_job else "this host and DDP")
         # forks have no threads of torch, and the other cores are idle only if the passes use a single core
         forks = threads == 1 and ground.device.type == "cpu" and not in_job
-        crowded = crowding(alone.step, max(_SECONDS / 2, 2 * whole)) if forks else 1.0
-        mpi, ring = (0.0, RingCosts()) if in_job else (mpi_cost(), ring_costs())
-        costs = HostCosts(send, receive, _MESSAGE, add_cost(), usable_cores(), crowded, mpi, *ring, durations)
+        costs = host or _host_costs(alone if forks else None, durations, in_job=in_job)
+        added = {} if in_job or host else overheads(ground, HOOKS, alone.step, _SECONDS / 2)
         profile = Profile(
             config.network if config.task is None else config.task.removeprefix(PASSED), threads, forward, whole - forward,
             _optimizer_seconds(ground, config), tuple(sorted(tensors.values(), key=lambda tensor: tensor.ready)),
-            costs, {}, {} if in_job else overheads(ground, HOOKS, alone.step, _SECONDS / 2), config.optimizer in WITH_BETAS,
+            costs, {}, added, config.optimizer in WITH_BETAS,
         )  # fmt: skip
         found = {}
         for flags, chosen in schemes.items():
             tell(flags)
-            found[flags] = _scheme_costs(ground, chosen, profile, tensors, alone)
+            found[flags] = _scheme_costs(ground, chosen, profile, tensors, alone, (plans or {}).get(flags))
         earlier = (config.batches_per_step - 1) * profile.passes  # passes before the last one, during which nothing is sent
         return replace(profile, forward=profile.forward + earlier, schemes=found)
     finally:
         torch.set_num_threads(used)
+
+
+def _host_costs(alone: Alone | None, durations: tuple[float, ...], *, in_job: bool) -> HostCosts:
+    """Return the costs of this host. `alone`: the passes with which crowded cores are measured; None not to measure them."""
+    send, receive = socket_costs()
+    crowded = 1.0 if alone is None else crowding(alone.step, max(_SECONDS / 2, 2 * statistics.median(durations)))
+    mpi, ring = (0.0, RingCosts()) if in_job else (mpi_cost(), ring_costs())
+    return HostCosts(send, receive, _MESSAGE, add_cost(), usable_cores(), crowded, mpi, *ring, durations)
 
 
 def _of_steps(taken: Sequence[float], batches: int) -> tuple[float, ...]:
@@ -189,7 +200,7 @@ def _optimizer_seconds(ground: TimedModel, config: Config) -> float:
 
 
 def _scheme_costs(
-    ground: TimedModel, config: Config, profile: Profile, tensors: Mapping[str, TensorTimes], alone: Alone
+    ground: TimedModel, config: Config, profile: Profile, tensors: Mapping[str, TensorTimes], alone: Alone, plan: Plan | None
 ) -> SchemeCosts:
     from psnode.jobs.planning.step_rigs import Exchanging
 
@@ -201,7 +212,7 @@ def _scheme_costs(
         "log_interval": 10**9,
         "hash_every": 0,
     }
-    rig = Exchanging(ground, replace(config, **settings), scheme)
+    rig = Exchanging(ground, replace(config, **settings), scheme, plan)
     try:
         for _ in range(2):
             rig.step()

@@ -139,10 +139,11 @@ class Exchanging:
 
     `sent`, `received`: bytes of the frames of the last step. `gradient_bytes`, `weight_bytes`: the same bytes by group.
     `report`: the worker's report on the last step. With the setting `timeline`, `spans` returns the work of worker and
-    master. Raises ConfigurationError if the settings do not let the worker take one step at a time.
+    master. `plan`: the plan to follow; None for that of the rule. Raises ConfigurationError if the settings do not let the
+    worker take one step at a time.
     """
 
-    def __init__(self, ground: TimedModel, config: Config, scheme: Scheme) -> None:
+    def __init__(self, ground: TimedModel, config: Config, scheme: Scheme, plan: Plan | None = None) -> None:
         import torch
 
         self._ground = ground
@@ -151,7 +152,8 @@ class Exchanging:
             raise ConfigurationError("steps are measured one behind the other: leave out --consistency and --no-overlap")
         model = ground.model()
         shapes = {tensor.name: tensor.shape for tensor in describe(model)}
-        plan = plan_of([Tensor(name, shapes[name]) for name in ground.findings.backward or shapes], scheme, config)
+        if plan is None:
+            plan = plan_of([Tensor(name, shapes[name]) for name in ground.findings.backward or shapes], scheme, config)
         coding = Coding(plan, scheme)
         self._link, link = (FrameChannel(end) for end in loopback_group(2))
         self._link.job = link.job = _JOB

@@ -31,7 +31,7 @@ DENSE_FLAGS = "dense"
 _GROUPINGS = ("layer", "bytes", "model")
 _SIDE = 256  # rows and columns of the matrix with which a coding error is computed
 # settings of a scheme's coding; the other candidates have the defaults of these settings
-_OF_CODING = (*SETTINGS, "small_tensors", "min_compress_bytes")
+OF_CODING = (*SETTINGS, "small_tensors", "min_compress_bytes")
 
 
 def codec_pairs(flags: str, config: Config) -> dict[str, Config]:
@@ -44,7 +44,7 @@ def codec_pairs(flags: str, config: Config) -> dict[str, Config]:
     found = {flags: config}
     if scheme.aggregator in (MAJORITY, CLIPPED) or known_codec(scheme.codec).lossless:
         return found
-    plain: dict[str, Any] = {name: settings()[name].default for name in _OF_CODING}
+    plain: dict[str, Any] = {name: settings()[name].default for name in OF_CODING}
     found[DENSE_FLAGS] = replace(config, **{**plain, "scheme": "dense"})
     half = replace(
         config, **{**plain, "scheme": "dense", "codec": "bf16", "feedback": scheme.feedback, "downlink": scheme.downlink}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from psnode.config import Config
 from psnode.config.amounts import amount, milliseconds
@@ -72,6 +73,13 @@ class Way:
         return found
 
 
+class _Step(NamedTuple):
+    """The costs of a plan's groups, and the step that is simulated with them."""
+
+    costs: SchemeCosts
+    step: StepTime
+
+
 class Ways:
     """The ways to group the tensors of `profile` under the settings `config`, on the hosts of a scenario.
 
@@ -87,7 +95,7 @@ class Ways:
         config: Config,
         topology: str = USUAL,
     ) -> None:
-        self._profile, self.candidates, self._scenario, self._config = profile, tuple(candidates), scenario, config
+        self.profile, self.candidates, self._scenario, self._config = profile, tuple(candidates), scenario, config
         self.topology, self._rules = topology, SmallTensorRules.of(config)
         if not Config(topology=topology).sends_weights:
             self.candidates = candidates = _without_downlinks(self.candidates)
@@ -103,9 +111,9 @@ class Ways:
     def spans(self, way: Way) -> tuple[PredictedSpan, ...]:
         """Return the spans of the work in the predicted step of a way; none if its step has too many frames."""
         if self.topology == USUAL:
-            return step_spans(self._profile, way.costs, self._scenario)
-        groups = self._routed(self.plan(way))
-        return step_spans(self._profile, groups.costs, self._scenario, groups.routes) if is_small(groups) else ()
+            return step_spans(self.profile, way.costs, self._scenario)
+        groups = self._routed(self.plan(way), way.costs)
+        return step_spans(self.profile, groups.costs, self._scenario, groups.routes) if is_small(groups) else ()
 
     def rule(self) -> Way:
         """Return the way in which the rule, psnode.plans.rule, groups the tensors."""
@@ -116,7 +124,7 @@ class Ways:
 
         Returns None if there are fewer tensors than groups, or if the step has too many frames to simulate.
         """
-        if groups > len(joined_small(self._profile.tensors, 0)):
+        if groups > len(joined_small(self.profile.tensors, 0)):
             return None
         found = merged(self._own, groups) if groups else merged_while_it_gains(self._own)
         return self._way({0: MERGECOMP, 1: ONE, 2: TWO, 3: THREE}[groups], found.groups, found.seconds)
@@ -133,7 +141,7 @@ class Ways:
 
     def each_tensor(self) -> Way | None:
         """Return the way with one group for every tensor, or None if its step has too many frames to simulate."""
-        count = len(self._profile.tensors)
+        count = len(self.profile.tensors)
         found = self._own.grouping(range(1, count + 1), [0] * count)
         return self._way(EACH, found.groups, found.seconds)
 
@@ -171,27 +179,40 @@ class Ways:
         except TooLargeError:
             return None
 
+    def priced(self, way: Way, costs: SchemeCosts) -> Way:
+        """Return `way` with `costs`, which were measured with its plan, and with the step that is simulated with them.
+
+        The times at which gradients are ready and weights are needed remain those of the profile.
+        """
+        groups = tuple(
+            replace(group, ready=before.ready, needed=before.needed)
+            for group, before in zip(costs.groups, way.costs.groups, strict=True)
+        )
+        return replace(way, **self._step(self.plan(way), replace(costs, groups=groups))._asdict())
+
     def _simulated(self, name: str, groups: tuple[GroupChoice, ...] | None, plan: Plan, modelled: float | None = None) -> Way:
         # the plan's own groups are priced, since it has fewer parts if a codec or the optimizer does not accept smaller parts
-        if self.topology == USUAL:
-            costs = self._costs(plan)
-            return Way(name, groups, costs, job_step(self._profile, costs, self._scenario), modelled)
-        found = self._routed(plan)
-        return Way(name, groups, found.costs, routed_step(self._profile, found, self._scenario, self.topology), modelled)
+        return Way(name, groups, *self._step(plan, self._costs(plan)), modelled)
 
-    def _routed(self, plan: Plan) -> RoutedGroups:
+    def _step(self, plan: Plan, costs: SchemeCosts) -> _Step:
+        if self.topology == USUAL:
+            return _Step(costs, job_step(self.profile, costs, self._scenario))
+        found = self._routed(plan, costs)
+        return _Step(found.costs, routed_step(self.profile, found, self._scenario, self.topology))
+
+    def _routed(self, plan: Plan, costs: SchemeCosts | None = None) -> RoutedGroups:
         layout = Layout(self._scenario.workers, servers=Config(topology=self.topology).servers)
-        return on_routes(self._profile, self._costs(plan), plan, self.topology, layout)
+        return on_routes(self.profile, costs or self._costs(plan), plan, self.topology, layout)
 
     def _costs(self, plan: Plan) -> SchemeCosts:
-        return planned_costs(plan, self._profile.tensors, self.candidates)
+        return planned_costs(plan, self.profile.tensors, self.candidates)
 
     def _grouped(self, groups: Sequence[GroupChoice]) -> Plan:
         codecs = {candidate.flags: candidate.codec for candidate in self.candidates}
         return grouped_plan(self._tensors(), groups, codecs, self._rules, whole_tensors=self._config.whole_tensors)
 
     def _tensors(self) -> list[Tensor]:
-        return [Tensor(tensor.name, tensor.shape) for tensor in self._profile.tensors]
+        return [Tensor(tensor.name, tensor.shape) for tensor in self.profile.tensors]
 
 
 def _without_downlinks(candidates: tuple[CodecCandidate, ...]) -> tuple[CodecCandidate, ...]:
