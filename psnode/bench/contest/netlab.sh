@@ -102,8 +102,10 @@ make() {
     local host=$lab-$1
     ip netns add "$host"
     ip netns exec "$host" sh -c 'f=/proc/sys/net/ipv6/conf/default/disable_ipv6; [ ! -e $f ] || echo 1 >$f'
-    # TCP's usual congestion control, whatever this machine has; a kernel without it, or that forbids it here, keeps its own
-    control=$(ip netns exec "$host" sh -c 'cd /proc/sys/net/ipv4 && { echo cubic >tcp_congestion_control; cat tcp_congestion_control; }' 2>/dev/null) || true
+    # TCP's usual congestion control, whatever this machine has, or reno, which every kernel has, where cubic is missing or forbidden
+    control=$(ip netns exec "$host" sh -c 'cd /proc/sys/net/ipv4
+        echo cubic >tcp_congestion_control || echo reno >tcp_congestion_control
+        cat tcp_congestion_control' 2>/dev/null) || true
     ip -n "$host" link set lo up
     if [[ $round_trip ]]; then
         ip -n "$switch" link set "far$1" netns "$host" name eth0
