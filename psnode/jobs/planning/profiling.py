@@ -64,8 +64,8 @@ def measure(
     --threads is set. `task` replaces the task that `config` names, and `device` replaces the device that `config` selects.
     `in_job`: True if this process is a rank of a job. It then starts no other process, so the costs of MPI, of DDP and of
     crowded cores are not measured. `host`: the costs of this host if they are known; they and DDP are then not measured.
-    `plans`: the plans that schemes follow, by their flags; schemes without one have that of
-    the rule. Raises ConfigurationError for settings that train would refuse.
+    `plans`: the plans that schemes follow, by their flags; schemes without one have that of the rule. Raises
+    ConfigurationError for settings that train would refuse.
     """
     import torch
 
@@ -92,7 +92,7 @@ def measure(
             tell("this host" if in_job else "this host and DDP")
         # forks have no threads of torch, and the other cores are idle only if the passes use a single core
         forks = threads == 1 and ground.device.type == "cpu" and not in_job
-        costs = host or _host_costs(alone if forks else None, durations, in_job=in_job)
+        costs = host or replace(_host_costs(alone if forks else None, whole, in_job=in_job), durations=durations)
         added = {} if in_job or host else overheads(ground, HOOKS, alone.step, _SECONDS / 2)
         profile = Profile(
             config.network if config.task is None else config.task.removeprefix(PASSED), threads, forward, whole - forward,
@@ -109,12 +109,15 @@ def measure(
         torch.set_num_threads(used)
 
 
-def _host_costs(alone: Alone | None, durations: tuple[float, ...], *, in_job: bool) -> HostCosts:
-    """Return the costs of this host. `alone`: the passes with which crowded cores are measured; None not to measure them."""
+def _host_costs(alone: Alone | None, whole: float, *, in_job: bool) -> HostCosts:
+    """Return the costs of this host, without durations.
+
+    `alone`: passes, which take `whole` seconds, with which crowded cores are measured; None not to measure them.
+    """
     send, receive = socket_costs()
-    crowded = 1.0 if alone is None else crowding(alone.step, max(_SECONDS / 2, 2 * statistics.median(durations)))
+    crowded = 1.0 if alone is None else crowding(alone.step, max(_SECONDS / 2, 2 * whole))
     mpi, ring = (0.0, RingCosts()) if in_job else (mpi_cost(), ring_costs())
-    return HostCosts(send, receive, _MESSAGE, add_cost(), usable_cores(), crowded, mpi, *ring, durations)
+    return HostCosts(send, receive, _MESSAGE, add_cost(), usable_cores(), crowded, mpi, *ring)
 
 
 def _of_steps(taken: Sequence[float], batches: int) -> tuple[float, ...]:
