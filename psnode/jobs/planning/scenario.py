@@ -129,8 +129,7 @@ class HostModels:
 
     def cores_in_use(self, schedule: ActivityTimes, start: float, stop: float) -> float:
         """Return the mean share of cores in use between two times, on the host where this share is greatest."""
-        pools = {host.cores for host in self.hosts}
-        return max(
-            schedule.load(pool, start, stop) / (self._graph.resources[pool].full * (stop - start)) if stop > start else 0.0
-            for pool in pools
-        )
+        if stop <= start:
+            return 0.0
+        done, resources = schedule.loads(start, stop), self._graph.resources
+        return max(float(done[pool]) / (resources[pool].full * (stop - start)) for pool in {host.cores for host in self.hosts})

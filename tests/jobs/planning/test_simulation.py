@@ -106,8 +106,8 @@ def test_work_begins_when_all_that_it_follows_has_ended_and_the_path_tells_why()
     assert found.begin[last] == pytest.approx(3.0)
     assert found.path(last, 0.0, graph.kinds) == pytest.approx({"update": 1.0, "join": 0.0, "link": 3.0})
     assert found.path(last, 2.5, graph.kinds) == pytest.approx({"update": 1.0, "join": 0.0, "link": 0.5})
-    assert found.load(pool, 0.0, 4.0) == pytest.approx(3.0)
-    assert found.load(link, 1.0, 2.0) == pytest.approx(10.0)
+    assert found.loads(0.0, 4.0)[pool] == pytest.approx(3.0)
+    assert found.loads(1.0, 2.0)[link] == pytest.approx(10.0)
 
 
 def test_work_that_never_ends_is_an_error() -> None:

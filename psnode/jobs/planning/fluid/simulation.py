@@ -113,7 +113,7 @@ class Graph:
         if np.isnan(activities["end"]).any():
             raise PsnodeError("activities of the model wait for each other")
         begin, end, cause, work = (activities[field].copy() for field in ("begin", "end", "cause", "work"))
-        return ActivityTimes(begin, end, cause, work, places.T)
+        return ActivityTimes(begin, end, cause, work, places.T, len(self.resources))
 
     def _queues(self) -> npt.NDArray[np.void]:
         """Return the records of the queues for fluid_events, with room for all of their activities."""
@@ -135,7 +135,8 @@ class Graph:
 class ActivityTimes:
     """The times of all activities of a graph, in seconds. `work` and `places`: the work and the resources of each activity.
 
-    `cause`: for each activity, the activity whose end allowed it to begin, or -1 if it began at the start.
+    `resources`: the number of resources of the graph. `cause`: for each activity, the activity whose end allowed it to begin,
+    or -1 if it began at the start.
     """
 
     begin: npt.NDArray[np.float64]
@@ -143,16 +144,19 @@ class ActivityTimes:
     cause: npt.NDArray[np.int64]
     work: npt.NDArray[np.float64]
     places: npt.NDArray[np.int64]
+    resources: int
 
-    def load(self, resource: int, start: float, stop: float) -> float:
-        """Return the work that is done on `resource` between the times `start` and `stop`.
+    def loads(self, start: float, stop: float) -> npt.NDArray[np.float64]:
+        """Return, for each resource, the work that is done on it between the times `start` and `stop`.
 
-        The work of an activity is taken as spread evenly over its duration.
+        The work of an activity is taken as spread evenly over its duration. Entry 0 stands for no resource.
         """
-        here = (self.places == resource).any(axis=1) & (self.work > 0)
-        begin, end = self.begin[here], self.end[here]
-        inside = np.clip(np.minimum(end, stop) - np.maximum(begin, start), 0, None)
-        return float((self.work[here] * inside / np.maximum(end - begin, 1e-12)).sum())
+        inside = np.clip(np.minimum(self.end, stop) - np.maximum(self.begin, start), 0, None)
+        done = self.work * inside / np.maximum(self.end - self.begin, 1e-12)
+        found: npt.NDArray[np.float64] = np.zeros(self.resources)
+        for places in self.places.T:
+            found += np.bincount(places, done, self.resources)
+        return found
 
     def path(self, last: int, start: float, kinds: Sequence[str]) -> dict[str, float]:
         """Return the seconds of each kind of activity on the chain of causes that leads to the end of activity `last`.
