@@ -45,9 +45,9 @@ class RingCosts(NamedTuple):
     def of(cls, few: Sequence[float], many: Sequence[float]) -> RingCosts:
         """Return the costs from the seconds of all-reduces of _FEW and of _MANY values between _RANKS ranks."""
         turns, sent = 2 * (_RANKS - 1), 2 * (_RANKS - 1) / _RANKS * 4 * (_MANY - _FEW)
-        mean, byte = statistics.fmean(few), (statistics.fmean(many) - statistics.fmean(few)) / sent
-        prompt, _, _ = statistics.quantiles(few, n=4)
-        return cls(prompt / turns, max(0.0, mean - prompt) / turns, byte) if byte > 0 else cls()
+        prompt, usual, _ = statistics.quantiles(few, n=4)
+        byte = (statistics.median(many) - usual) / sent  # a long pause of a rank during one of the all-reduces does not count
+        return cls(prompt / turns, max(0.0, statistics.fmean(few) - prompt) / turns, byte) if byte > 0 else cls()
 
 
 def ring_costs() -> RingCosts:
