@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _STEPS, _SECONDS = 7, 1.0  # minimum steps of a measurement, and minimum seconds
 # seconds that the MPI thread works on a message; measurements do not start this thread: docs/results/2026-11-23-threads.md
 _MESSAGE = 1e-4
-_MOST = 100  # durations that a profile holds
+_MOST = 99  # durations that a profile holds; an odd number, so that one of them is the median
 _PASSES = 5  # number of passes, of which the pass with the median duration counts
 _UPDATES = ("finish", "norm", "protect", "update", "constrain", "average", "downlink")  # the master's spans that close a group
 

@@ -60,8 +60,8 @@ def test_frames_have_the_bytes_of_a_job(profile: Profile, scheme: str, tmp_path:
 def test_the_host_s_costs_hold_the_ring_and_the_durations_of_passes(profile: Profile) -> None:
     host = profile.host
     assert (host.ring_turn, host.wake, host.ring_byte) == (1e-4, 2e-4, 3e-10)
-    assert 5 <= len(host.durations) <= 100
-    assert np.median(host.durations) == pytest.approx(profile.passes, rel=0.02)
+    assert 5 <= len(host.durations) <= 99
+    assert np.median(host.durations) == pytest.approx(profile.passes)
 
 
 def test_durations_of_steps_are_sums_over_their_batches() -> None:
@@ -72,7 +72,9 @@ def test_durations_of_steps_are_sums_over_their_batches() -> None:
     assert len(found) == 80
     assert np.mean(found) == pytest.approx(9 * np.mean(taken), rel=0.02)
     assert np.var(found) == pytest.approx(9 * np.var(taken), rel=0.15)
-    assert len(profiling._of_steps(taken * 9, 1)) == 100
+    many = list(np.random.default_rng(2).choice([1.0, 3.0], 500))  # the median lies at a jump
+    assert len(profiling._of_steps(many, 1)) == 99
+    assert np.median(profiling._of_steps(many, 1)) == np.median(many)
 
 
 def test_disturbances_of_groups_are_not_counted_as_other_work() -> None:
