@@ -23,8 +23,7 @@ from psnode.jobs.planning.search.rehearsal import quickest, rehearsal_table, reh
 from psnode.jobs.planning.search.ways import RULE, Way, Ways
 from psnode.plans.groups import Plan
 from tests.jobs.planning.search.step_cases import random_candidate, random_profile
-
-OPTIONS = ["--network", "FC", "--dataset", "synthetic", "--synthetic-shape", "1,8,8", "--batch-size", "4", "--threads", "1"]
+from tests.jobs.planning.test_profiling import OPTIONS
 
 
 @pytest.fixture
@@ -51,12 +50,12 @@ def test_the_quickest_ways_and_the_rule_are_measured_once(
         assert named == {"ranks": 3, "host": ways.profile.host}
         assert list(schemes) == list(plans)
         calls.append(dict(plans))
-        costs, schemes = {way.name: way.costs for way in listed}, {}
+        costs, found = {way.name: way.costs for way in listed}, {}
         for place, name in enumerate(plans):
             groups = costs[name].groups  # ready at other times, as in another measurement
             slower = [replace(group, encode=(5.0 - place) / len(groups), ready=7.0, needed=7.0) for group in groups]
-            schemes[name] = replace(costs[name], groups=tuple(slower))
-        return SimpleNamespace(schemes=schemes)
+            found[name] = replace(costs[name], groups=tuple(slower))
+        return SimpleNamespace(schemes=found)
 
     monkeypatch.setattr(rehearsal, "measure", measured)
     found = rehearse(search, ways, listed)
