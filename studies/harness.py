@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -35,9 +35,12 @@ Result = Mapping[str, Any]
 
 
 class Found(NamedTuple):
-    """The rows of a table, and facts, which are figures for all rows together."""
+    """The rows of a table, and facts, which are figures for all rows together.
 
-    rows: Sequence[Row]
+    A study that takes long returns an iterator of rows. The result so far is then saved after every row, and `facts` may grow.
+    """
+
+    rows: Iterable[Row]
     facts: Mapping[str, Any] = {}
 
 
@@ -81,6 +84,7 @@ class Study(Generic[O]):
     columns   columns of the table, or a function of the result that returns them
     head      conditions of the measurement, after date and processor
     foot      lines below the table
+    order     sort key of the rows; without it they keep the order in which they were measured
     tables    name of a member of the rows: rows with the same value form a table with this value as its title
     plot      draws a result into a file, for the option --plot
     passed    returns False for a result that misses a bound: the exit code is then 1
@@ -91,6 +95,7 @@ class Study(Generic[O]):
     columns: Sequence[Column] | Callable[[Result], Sequence[Column]]
     head: Callable[[Result], str] = lambda result: ""
     foot: Callable[[Result], str] = lambda result: ""
+    order: Callable[[Row], Any] | None = None
     tables: str = ""
     plot: Callable[[Result, Path], None] | None = None
     passed: Callable[[Result], bool] = lambda result: True
@@ -104,18 +109,31 @@ def main(study: Study[Any], arguments: Sequence[str] | None = None) -> int:
     return run_command(arguments, command_of(study, name), f"python -m {name}")
 
 
-def run(study: Study[O], options: O) -> dict[str, Any]:
-    """Measure and return the result in the form of JSON."""
+def run(study: Study[O], options: O, keep: Callable[[dict[str, Any]], None] = lambda result: None) -> dict[str, Any]:
+    """Measure and return the result in the form of JSON.
+
+    `keep` is called after every row from an iterator, with the result so far, which has the member `unfinished`.
+    """
     about = hardware()
     found = study.measure(options)
     given = {name: _plain(value) for name, value in vars(options).items()}
-    return {**about, **given, **found.facts, "rows": list(found.rows)}
+    rows = list[Row]()
+
+    def so_far() -> dict[str, Any]:
+        return {**about, **given, **found.facts, "rows": list(rows) if study.order is None else sorted(rows, key=study.order)}
+
+    for row in found.rows:
+        rows.append(row)
+        if not isinstance(found.rows, Sequence):
+            keep({"unfinished": True, **so_far()})
+    return so_far()
 
 
 def page(study: Study[Any], result: Result) -> str:
     """Return the result as a page for docs/results, in Markdown."""
     columns = study.columns(result) if callable(study.columns) else study.columns
-    head = f"{result['date']}, {result['cpu']}, {result['cores']} cores. {study.head(result)}".rstrip()
+    ended = " The study was ended before its end." if result.get("unfinished") else ""
+    head = f"{result['date']}, {result['cpu']}, {result['cores']} cores. {study.head(result)}".rstrip() + ended
     parts = [head]
     for value in dict.fromkeys(row[study.tables] for row in result["rows"]) if study.tables else (None,):
         rows = [row for row in result["rows"] if value is None or row[study.tables] == value]
@@ -164,7 +182,8 @@ def command_of(study: Study[Any], name: str) -> click.Command:
         if plot_file is not None:
             require_matplotlib()
         if earlier is None:
-            result: Result = run(study, study.options(**_values(settings, given)))
+            options = study.options(**_values(settings, given))
+            result: Result = run(study, options, lambda found: save(found, json_file))
             text = page(study, result)
         else:
             result, text = _shown_again(study, earlier)
@@ -177,7 +196,7 @@ def command_of(study: Study[Any], name: str) -> click.Command:
             markdown_file.write_text(text)
         if study.plot is not None and plot_file is not None:
             study.plot(result, plot_file)
-        return 0 if study.passed(result) else 1
+        return 0 if study.passed(result) and not result.get("unfinished") else 1
 
     asked = [_asked(setting) for setting in settings.values()]
     command = click.command(name, help=sys.modules[study.measure.__module__].__doc__)(debuggable(call))

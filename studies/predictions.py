@@ -34,6 +34,7 @@ from psnode.jobs.planning.profile import Profile
 from psnode.jobs.planning.profiling import measure as measure_profile
 from psnode.jobs.planning.routing.routed_groups import USUAL
 from psnode.jobs.planning.scenario import Scenario
+from studies import path_shares
 from studies.harness import Column, Found, Result, Row, Study, main
 
 MEDIAN, MOST_OF, WORST = 0.05, 0.10, 0.20
@@ -80,19 +81,25 @@ def measure(options: Options) -> Found:
     """Return a row for each contender in each situation.
 
     A row has the situation, `name`, `predicted` and `measured` (a list) in seconds, and `off`, which is predicted / median of
-    measured - 1. Raises ConfigurationError for a scheme that train refuses, and for a topology whose jobs `psnode bench peers`
-    cannot measure.
+    measured - 1. `waits` and `waited`: what most of the step waits for, as predicted and as measured (see studies.path_shares);
+    the latter is None for DDP. Raises ConfigurationError for a scheme that train refuses, and for a topology whose jobs `psnode
+    bench peers` cannot measure.
     """
-    rows = list[dict[str, Any]]()
+    floors = dict[str, float]()
+    return Found(_rows(options, floors), {"floors": floors})
+
+
+def _rows(options: Options, floors: dict[str, float]) -> Iterator[dict[str, Any]]:
+    """Yield the rows. Add the seconds of the passes of each network to `floors` when its profile has been measured."""
     profiles = dict[str, Profile]()
     for situation in drawn(options):
         network = situation.network
         if network not in profiles:
             profiles[network] = profile_of(network, options.scheme)
+            floors[network] = profiles[network].passes
         rate = None if situation.rate == "none" else rate_of(situation.rate)
         scenario = Scenario(situation.workers, rate, ROUND_TRIP, usable_cores(), shared=True, burst=BURST)
-        rows += _cells(situation, forecasts(profiles[network], scenario, options.topology), options)
-    return Found(sorted(rows, key=lambda row: -abs(row["off"])), {"floors": {name: p.passes for name, p in profiles.items()}})
+        yield from _cells(situation, forecasts(profiles[network], scenario, options.topology), options)
 
 
 def profile_of(network: str, schemes: Sequence[str]) -> Profile:
@@ -113,10 +120,8 @@ def contenders_of(options: Options, expected: Iterable[Forecast]) -> Iterator[tu
     """Yield the contenders of `options` with their forecasts."""
     for forecast in expected:
         if not forecast.peer:
-            yield (
-                forecast,
-                Psnode(forecast.name if forecast.topology == USUAL else f"{forecast.name} --topology {forecast.topology}"),
-            )
+            flags = "--timeline true" if forecast.topology == USUAL else f"--timeline true --topology {forecast.topology}"
+            yield forecast, Psnode(f"{forecast.name} {flags}")
         elif (hook := forecast.name.removeprefix("DDP ")) in options.ddp:
             yield forecast, Ddp(hook)
 
@@ -129,22 +134,25 @@ def _cells(situation: Situation, expected: Sequence[Forecast], options: Options)
         if forecast.seconds > options.most:
             continue
         try:
-            taken = [_median(contender, shared, situation.rate, options.warmup) for _ in range(options.rounds)]
+            trials = [_trial(contender, shared, situation.rate, options.warmup) for _ in range(options.rounds)]
         except TransportError as error:
             print(f"{situation}, {name}: {error}", file=sys.stderr, flush=True)
             continue
+        taken = [seconds for seconds, _ in trials]
         off = forecast.seconds / statistics.median(taken) - 1
         print(f"{situation}, {name}: {1e3 * forecast.seconds:.0f} ms, measured {1e3 * taken[0]:.0f}", file=sys.stderr, flush=True)
         yield {
             **situation._asdict(), "name": name, "predicted": forecast.seconds, "measured": taken, "off": off,
-            "binds": forecast.binds, "spent": forecast.spent,
+            "binds": forecast.binds, "spent": forecast.spent, "waits": path_shares.predicted(forecast.spent),
+            "waited": trials[0][1],
         }  # fmt: skip
 
 
-def _median(contender: Contender, shared: SharedSettings, rate: str, warmup: int) -> float:
+def _trial(contender: Contender, shared: SharedSettings, rate: str, warmup: int) -> tuple[float, str | None]:
+    """Return the median seconds of a step, and what most of it waited for, or None if the contender has no timeline."""
     with tempfile.TemporaryDirectory(prefix="psnode-predictions-", ignore_cleanup_errors=True) as folder:
         trial = run_trial(contender, shared, rate=rate, warmup=warmup, folder=Path(folder), seconds=900.0)
-    return statistics.median(trial.steps)
+        return statistics.median(trial.steps), path_shares.measured(Path(folder) / "run", warmup + 1)
 
 
 def within(rows: Sequence[Row]) -> dict[str, float]:
@@ -173,9 +181,12 @@ def regrets(rows: Sequence[Row]) -> list[float]:
 
 def _foot(result: Result) -> str:
     errors, lost = within(result["rows"]), sorted(regrets(result["rows"]))
+    known = [row for row in result["rows"] if row["waited"] is not None]
+    right = sum(row["waits"] == row["waited"] for row in known)
     return (
         f"Error: median {100 * errors['median']:.1f} %, nine of ten cells within {100 * errors['most']:.1f} %, worst "
-        f"{100 * errors['worst']:.1f} %. Chosen over best: median {statistics.median(lost):.3f}, worst {lost[-1]:.3f}."
+        f"{100 * errors['worst']:.1f} %. Chosen over best: median {statistics.median(lost):.3f}, worst {lost[-1]:.3f}. "
+        f"What most of a step waits for is predicted correctly in {right} of {len(known)} cells."
     )
 
 
@@ -192,7 +203,8 @@ COLUMNS = (
     Column("predicted, ms", lambda row: f"{1e3 * row['predicted']:.1f}"),
     Column("measured, ms", lambda row: f"{1e3 * statistics.median(row['measured']):.1f}"),
     Column("off, %", lambda row: f"{100 * row['off']:+.1f}"),
-    Column("mostly", "{binds}", left=True),
+    Column("waits for", "{waits}", left=True),
+    Column("waited for", lambda row: row["waited"] or "", left=True),
 )
 STUDY = Study(
     Options,
@@ -202,6 +214,7 @@ STUDY = Study(
         f"Emulated hosts that share the cores; {result['rounds']} rounds of {result['steps']} steps. Misses first."
     ),
     foot=_foot,
+    order=lambda row: -abs(row["off"]),
     passed=_passed,
 )
 

@@ -9,13 +9,14 @@ from typing import Any
 
 from psnode.config.plain_json import to_json
 from psnode.errors import ConfigurationError
+from psnode.records.metrics import write_atomically
 
 
 def save(result: Any, file: Path | None) -> None:
-    """Write `result` as JSON to `file`, creating its folder if needed; with None, do nothing."""
+    """Replace `file` by `result` as JSON, creating its folder if needed; with None, do nothing."""
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(to_json(result, indent=1) + "\n")
+        write_atomically(file, (to_json(result, indent=1) + "\n").encode())
 
 
 def require_matplotlib() -> None:

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from psnode.cli import main as psnode
 from psnode.cli.bench import MOVED
 from psnode.config.declaration import ABSENT, option
+from psnode.errors import ConfigurationError
 from studies.harness import Column, Found, Study, main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,6 +42,27 @@ STUDY = Study(
     Options, measure, COLUMNS, head=lambda result: f"Total {result['total']}.", passed=lambda found: found["total"] < 99
 )
 TABLE = "| base | power | name |\n|---:|---:|---|\n"
+
+
+def test_an_iterator_of_rows_is_saved_after_every_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Check the file of a study that fails after two rows: it shows these rows, sorted, and does not pass."""
+    file = tmp_path / "a.json"
+
+    def one_by_one(options: Options) -> Found:
+        def rows() -> Iterator[dict[str, int]]:
+            yield from measure(options).rows
+            raise ConfigurationError("the machine went away")
+
+        return Found(rows(), {"total": 5})
+
+    broken = dataclasses.replace(STUDY, measure=one_by_one, order=lambda row: -row["base"])
+    assert main(broken, ["--folder", "x", "--json", str(file)]) == 2
+    assert "the machine went away" in capsys.readouterr().err
+    assert [row["base"] for row in json.loads(file.read_bytes())["rows"]] == [3, 2]
+    assert main(broken, ["--from", str(file)]) == 1
+    shown = capsys.readouterr().out
+    assert "The study was ended before its end." in shown
+    assert shown.endswith(f"{TABLE}| 3 | 9.0 | n3 |\n| 2 | 4.0 | n2 |\n")
 
 
 def test_the_page_has_hardware_head_and_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,11 +10,28 @@ from typing import Any
 import pytest
 
 from psnode.bench.contest.contenders import Ddp, Psnode
+from psnode.config.plain_json import to_json
 from psnode.errors import ConfigurationError, TransportError
 from psnode.jobs.planning.forecast import Forecast
 from studies import predictions
-from studies.harness import page
+from studies.harness import page, run
 from studies.predictions import STUDY, Options, Situation, drawn, regrets, within
+
+
+def _span(rank: int, name: str, start: float, stop: float, **facts: int) -> dict[str, Any]:
+    return {"ph": "X", "pid": rank, "tid": 1, "name": name, "ts": 1e6 * start, "dur": 1e6 * (stop - start), "args": facts}
+
+
+# from step 5 on, a step of ten seconds has passes of two seconds, a gradient on its way for one, and an update of seven
+SPANS = [
+    span
+    for step in range(5, 9)
+    for span in (
+        _span(1, "forward_backward", 10 * step, 10 * step + 2, step=step),
+        _span(0, "decode", 10 * step + 3, 10 * step + 3.1, sender=1, version=step),
+        _span(0, "update", 10 * step + 3.1, 10 * step + 10, version=step),
+    )
+]
 
 
 def test_a_draw_is_a_part_of_all_situations_and_the_same_for_a_seed() -> None:
@@ -54,29 +71,38 @@ def test_a_choice_costs_its_measured_step_over_that_of_the_best() -> None:
 def test_cells_that_take_too_long_and_jobs_that_fail_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     def run_trial(contender: Any, shared: Any, **options: Any) -> Any:
         assert (shared.workers, shared.network, shared.steps, options["rate"]) == (2, "FC", 15, "none")
-        if contender.label.name == "psnode qsgd":
+        if contender.label.name == "psnode qsgd --timeline true":
             raise TransportError("the job failed")
+        if contender.label.name == "psnode bf16 --timeline true":
+            (options["folder"] / "run").mkdir()
+            (options["folder"] / "run" / "timeline.json").write_text(to_json({"traceEvents": SPANS}))
         return SimpleNamespace(steps=(0.2, 0.1, 0.4))
 
     def forecasts(profile: Any, scenario: Any, topologies: Any) -> list[Forecast]:
         assert topologies == ("star",)
         assert (scenario.workers, scenario.rate, scenario.shared) == (2, None, True)
         return [
-            Forecast(name, seconds, {}, 0.0, "link", 1, peer=name.startswith("DDP"))
-            for name, seconds in (("DDP fp32", 0.1), ("dense", 9.0), ("qsgd", 0.1))
+            Forecast(name, seconds, {"link": 0.5}, 0.0, "link", 1, peer=name.startswith("DDP"))
+            for name, seconds in (("DDP fp32", 0.1), ("dense", 9.0), ("qsgd", 0.1), ("bf16", 0.18))
         ]
 
     monkeypatch.setattr(predictions, "run_trial", run_trial)
     monkeypatch.setattr(predictions, "forecasts", forecasts)
     monkeypatch.setattr(predictions, "profile_of", lambda network, schemes: SimpleNamespace(passes=0.05))
-    options = Options(("FC",), ("none",), (2,), ("dense", "qsgd"), ("fp32",), rounds=2)
-    found = predictions.measure(options)
-    assert [(each["name"], each["measured"], each["off"]) for each in found.rows] == [
-        ("DDP fp32", [0.2, 0.2], pytest.approx(-0.5))
+    options = Options(("FC",), ("none",), (2,), ("dense", "qsgd", "bf16"), ("fp32",), rounds=2)
+    kept = list[dict[str, Any]]()
+    found = run(STUDY, options, kept.append)
+    assert [(each["name"], each["measured"], each["off"], each["waited"]) for each in found["rows"]] == [
+        ("DDP fp32", [0.2, 0.2], pytest.approx(-0.5), None),
+        ("bf16", [0.2, 0.2], pytest.approx(-0.1), "master"),
     ]
-    shown = page(STUDY, {"date": "today", "cpu": "a processor", "cores": 2, "rounds": 2, "steps": 10, "rows": found.rows})
-    assert "| FC | none | 2 | DDP fp32 | 100.0 | 200.0 | -50.0 | link |" in shown
-    assert STUDY.passed({"rows": found.rows}) is False
+    assert [len(each["rows"]) for each in kept] == [1, 2]
+    assert found["floors"] == kept[0]["floors"] == {"FC": 0.05}
+    shown = page(STUDY, found)
+    assert "| FC | none | 2 | DDP fp32 | 100.0 | 200.0 | -50.0 | messages |  |" in shown
+    assert "| FC | none | 2 | bf16 | 180.0 | 200.0 | -10.0 | messages | master |" in shown
+    assert "predicted correctly in 0 of 1 cells" in shown
+    assert STUDY.passed(found) is False
     assert STUDY.passed({"rows": [row("a", 1.04, 1.0)]}) is True
 
 
@@ -91,7 +117,8 @@ def test_every_forecast_of_a_scheme_is_measured_under_its_topology_and_the_hooks
     expected = [forecast("topk", "mesh"), forecast("DDP fp32", peer=True), forecast("dense"), forecast("DDP fp16", peer=True)]
     found = predictions.contenders_of(Options(ddp=("fp32",)), expected)
     assert [(each.label, contender) for each, contender in found] == [
-        ("topk under --topology mesh", Psnode("topk --topology mesh")), ("DDP fp32", Ddp("fp32")), ("dense", Psnode("dense")),
+        ("topk under --topology mesh", Psnode("topk --timeline true --topology mesh")), ("DDP fp32", Ddp("fp32")),
+        ("dense", Psnode("dense --timeline true")),
     ]  # fmt: skip
     with pytest.raises(ConfigurationError, match="counts passed-on bytes twice"):
         list(predictions.contenders_of(Options(), [forecast("dense", "star:down=tree")]))
