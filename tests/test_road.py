@@ -54,6 +54,7 @@ UPLINK: dict[str, tuple[str, ...]] = {
     "topk": ("Selector" + FED_BACK,),
     "polar": ("Polar" + FED_BACK, SUM),
     "polar-2bit": ("Polar" + FED_BACK, SUM),
+    "polar-1bit": ("Polar" + FED_BACK, SUM),
     "countsketch": (SUM, "LinearSketch(Accumulated, Sink)"),
     "countmean": (SUM, "LinearSketch(Accumulated, Sink)"),
     "lss": ("Lss" + FED_BACK, SUM),

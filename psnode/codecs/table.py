@@ -72,7 +72,7 @@ SCHEMES = {
     "dense": "identity", "fp32": "identity", "sgd": "identity", "ecq": "qsgd:levels=15,bucket=512",
     "atomo": "svd:rank=3,method=deflated", "atomo-entrywise": "entrywise", "atomo-fourier": "fourier",
     "signsgd": "sign", "signum": "sign", "efsignsgd": "scaledsign", "dgc": "topk:ratio=0.001,sampled=true",
-    "polar-2bit": "polar:rate=2,block=16384",
+    "polar-1bit": "polar:rate=1,block=16384", "polar-2bit": "polar:rate=2,block=16384",
 }  # fmt: skip
 # Methods that psnode does not have, each with the most similar codec
 NEAREST = {"powersgd": "svd, with low-rank factors of every matrix anew in each step"}

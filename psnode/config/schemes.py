@@ -20,6 +20,8 @@ _PLAIN: Mapping[str, Any] = MappingProxyType(
 WEIGHTS_OWED = "ef:rescale=true"  # for papers whose residual includes the learning rate
 CHANGES = "topk:ratio=0.1+scaledsign"  # a downlink of about .6 bits per coordinate
 LEAD = 0.3  # lead in multiples of the last change of the weights: docs/results/2026-11-26-lead.md
+LEAD_OF_ONE_BIT = 0.8  # more, because one bit delays gradients and weights more: docs/results/2026-11-30-one-bit.md
+ONE_BIT = "polar:rate=1,block=16384"
 NEAR_THE_BOUND = "polar:rate=2,block=16384"  # error only tenths of a decibel above the least possible at two bits per coordinate
 # about .5 bits per coordinate, enough if the uplink sends few coordinates and no codec spreads them
 FEW_CHANGES = "topk:ratio=0.02+fp16"
@@ -111,7 +113,7 @@ _TABLE = (
         downlink="topk:ratio=0.01", **_PLAIN,
     ),
     Scheme(
-        "polar", "polar:rate=1,block=16384", "polar source codes, nearly the least squared error of one bit, the rest remembered",
+        "polar", ONE_BIT, "polar source codes, nearly the least squared error of one bit, the rest remembered",
         "Korada and Urbanke, Polar codes are optimal for lossy source coding, IEEE Trans. IT 56, 2010", feedback="ef",
         downlink=CHANGES,
     ),
@@ -119,6 +121,11 @@ _TABLE = (
         "polar-2bit", NEAR_THE_BOUND, "polar source codes of two bits a coordinate both ways, the rest remembered",
         "Korada and Urbanke, Polar codes are optimal for lossy source coding, IEEE Trans. IT 56, 2010", feedback="ef",
         downlink=NEAR_THE_BOUND, downlink_lead=LEAD,
+    ),
+    Scheme(
+        "polar-1bit", ONE_BIT, "polar source codes of one bit a coordinate both ways, the rest remembered",
+        "Korada and Urbanke, Polar codes are optimal for lossy source coding, IEEE Trans. IT 56, 2010", feedback="ef",
+        downlink=ONE_BIT, downlink_lead=LEAD_OF_ONE_BIT,
     ),
     Scheme(
         "countsketch", "countsketch:rows=5,ratio=0.1", "hashed sums; medians of five, the rest remembered",

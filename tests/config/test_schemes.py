@@ -307,6 +307,8 @@ def test_papers_that_carry_the_learning_rate_in_the_memory_have_it_there(name: s
         ({"scheme": "polar-2bit", "downlink": "polar:rate=1"}, 0.0),
         ({"scheme": "polar-2bit", "codec": "polar:rate=3"}, 0.0),
         ({"scheme": "polar"}, 0.0),
+        ({"scheme": "polar-1bit"}, 0.8),
+        ({"scheme": "polar-1bit", "codec": "polar:rate=1.5"}, 0.0),
     ],
 )
 def test_the_lead_of_a_schemes_downlink_belongs_to_that_downlink(fields: dict[str, Any], lead: float) -> None:
@@ -321,4 +323,5 @@ def test_a_scheme_leads_under_every_optimizer_but_sgd(optimizer: str) -> None:
     stable rate of SGD with the momentum m by up to 1 + 2 L.
     """
     assert resolve(Config(optimizer=optimizer)).downlink_lead == (0 if optimizer in ("sgd", "asgd") else 0.3)
+    assert bool(resolve(Config(optimizer=optimizer, scheme="polar-1bit")).downlink_lead) == (optimizer not in ("sgd", "asgd"))
     assert resolve(Config(optimizer=optimizer, downlink_lead=0.5)).downlink_lead == 0.5
