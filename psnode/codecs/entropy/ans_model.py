@@ -6,6 +6,8 @@ Probabilities are sent as weights, one byte per symbol. The weight byte b in 1..
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from psnode.codecs.arrays import Bytes, Codes, Int64s
@@ -82,7 +84,9 @@ def section_cost(counts: Int64s) -> int:
 @kernel
 def weight_bytes(counts: Int64s, codes: Bytes) -> None:
     """Write the weight byte of every count to `codes`, in proportion to the largest count. A count of 0 gets the byte 0."""
-    largest = max(counts.max(), 1)
+    largest: Any = np.int64(1)  # by a loop, because counts.max() would take half a second to compile
+    for s in range(counts.size):
+        largest = max(largest, counts[s])
     for s in range(counts.size):
         weight = counts[s] * _TOP_WEIGHT // largest
         exponent = max(_bit_length(weight) - 5, 0)
@@ -109,7 +113,9 @@ def frequencies(weights: Int64s, result: Int64s) -> None:
     There are at most MAX_SYMBOLS weights. Symbols whose exact share of TOTAL is below 1.5 get 1. The other symbols divide the
     rest in proportion, with cumulative sums rounded down.
     """
-    total = weights.sum()
+    total = 0
+    for weight in weights:
+        total += weight
     left = TOTAL
     mass = 0
     for weight in weights:
@@ -154,7 +160,9 @@ def pair_cost(counts: Int64s, freqs: Int64s) -> int:
     `freqs` are the frequencies of the pairs.
     """
     m = counts.size
-    total = counts.sum()
+    total = 0
+    for count in counts:
+        total += count
     bits = 0
     for a in range(m):
         row = 0

@@ -12,7 +12,6 @@ import numpy as np
 
 from psnode.codecs.arrays import Floats, readonly
 from psnode.codecs.kernels.finite import add_scaled
-from psnode.codecs.kernels.root_mean_square import root_mean_square
 from psnode.codecs.polarcodes import body, energy_groups, outliers, stream
 from psnode.codecs.polarcodes.superblocks import superblocks
 from psnode.errors import PayloadError
@@ -33,8 +32,7 @@ def _values(size: int) -> Floats:
 def classes() -> None:
     """Run the kernels that sort groups of values by their energy, and write and read their classes."""
     values = _values(_SIZE)
-    size = root_mean_square(values)
-    arranged = energy_groups.arrange(values, size * size, _RATE)
+    arranged = energy_groups.arrange(values, float(np.square(values).mean()), _RATE)
     assert arranged is not None
     assert energy_groups.arrange(np.ones(_SIZE, np.float32), 1.0, _RATE) is None
     memory = np.zeros(_SIZE, np.uint8)

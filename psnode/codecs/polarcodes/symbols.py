@@ -52,7 +52,7 @@ def _cell(value: np.float32) -> np.uint16:
     return np.uint16(whole - np.int32(np.float32(whole) > inside) + np.int32(CELLS // 2))
 
 
-@inlined
+@kernel
 def cells_of(x: Floats, scale: float, cells: Cells, lanes: int) -> None:
     """Write the cells of x / scale to `lanes` entries of each row of `cells`.
 
@@ -120,7 +120,7 @@ def values_of(symbols: Cells, shift: int, count: int, half: np.float32, out: Flo
         out[i] = _limited(value, -_LARGEST, _LARGEST)
 
 
-@inlined
+@kernel
 def inner_products(
     x: Floats, scale: float, symbols: Cells, shift: int, count: int, lanes: int, sums: Floats, squares: Int32s
 ) -> tuple[float, float]:
