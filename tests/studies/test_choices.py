@@ -10,6 +10,7 @@ import pytest
 
 from psnode.jobs.planning import profiling
 from psnode.jobs.planning.host_prices.gloo_costs import RingCosts
+from psnode.jobs.planning.host_prices.host_costs import CoreRates
 from psnode.jobs.planning.search.ways import MERGECOMP, SECOPA
 from psnode.plans.plan_file import PlanFile
 from psnode.tasks.models import build
@@ -45,7 +46,7 @@ def test_plans_of_searches_and_papers_are_contenders_too(monkeypatch: pytest.Mon
     """Check that every plan is one that a run accepts, of the network and of the scheme, or of dense if no group is coded."""
     monkeypatch.setattr(profiling, "_SECONDS", 0.01)
     monkeypatch.setattr(profiling, "overheads", lambda *_: {})  # would fork this process
-    monkeypatch.setattr(profiling, "crowding", lambda *_: 0.9)
+    monkeypatch.setattr(profiling, "core_rates", lambda *_: CoreRates(0.9, 0.95))
     monkeypatch.setattr(profiling, "mpi_cost", lambda: 0.0)
     monkeypatch.setattr(profiling, "ring_costs", RingCosts)
     monkeypatch.setattr(choices, "rehearse", lambda search, ways, listed: listed)

@@ -20,7 +20,7 @@ from psnode.jobs.planning.ddp_overhead import overheads
 from psnode.jobs.planning.ddp_step import HOOKS
 from psnode.jobs.planning.host_prices.fixed_costs import fixed_costs
 from psnode.jobs.planning.host_prices.gloo_costs import RingCosts, ring_costs
-from psnode.jobs.planning.host_prices.host_costs import add_cost, all_seconds, crowding, median_seconds, socket_costs
+from psnode.jobs.planning.host_prices.host_costs import CoreRates, add_cost, all_seconds, core_rates, median_seconds, socket_costs
 from psnode.jobs.planning.host_prices.mpi_costs import mpi_cost
 from psnode.jobs.planning.job_step import step_without_links
 from psnode.jobs.planning.profile import FixedCosts, GroupCosts, HostCosts, Profile, SchemeCosts, TensorTimes
@@ -112,12 +112,12 @@ def measure(
 def _host_costs(alone: Alone | None, whole: float, *, in_job: bool) -> HostCosts:
     """Return the costs of this host, without durations.
 
-    `alone`: passes, which take `whole` seconds, with which crowded cores are measured; None not to measure them.
+    `alone`: passes, which take `whole` seconds, with which the rates of shared cores are measured; None not to measure them.
     """
     send, receive = socket_costs()
-    crowded = 1.0 if alone is None else crowding(alone.step, max(_SECONDS / 2, 2 * whole))
+    rates = CoreRates() if alone is None else core_rates(alone.step, max(_SECONDS / 2, 2 * whole))
     mpi, ring = (0.0, RingCosts()) if in_job else (mpi_cost(), ring_costs())
-    return HostCosts(send, receive, _MESSAGE, add_cost(), usable_cores(), crowded, mpi, *ring)
+    return HostCosts(send, receive, _MESSAGE, add_cost(), usable_cores(), rates.crowded, mpi, *ring, turns=rates.turns)
 
 
 def _of_steps(taken: Sequence[float], batches: int) -> tuple[float, ...]:

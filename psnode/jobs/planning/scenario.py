@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
 from psnode.jobs.planning.fluid.simulation import ActivityTimes, Graph, Resource
 from psnode.jobs.planning.profile import HostCosts
 from psnode.plans.roles import MASTER as MASTER_RANK
@@ -70,7 +72,9 @@ class HostModels:
         self._delay = graph.resource(Resource(float("inf"), 1.0))
         self._uneven = scenario.uneven
         self.latency = scenario.latency(costs)
-        pools = [graph.resource(Resource(scenario.cores, 1.0, costs.crowded)) for _ in range(1 if scenario.shared else ranks)]
+        turns = costs.turns if scenario.shared else 1.0
+        cores = Resource(scenario.cores, 1.0, costs.crowded, turns=turns)
+        pools = [graph.resource(cores) for _ in range(1 if scenario.shared else ranks)]
         rates = [scenario.rate] * ranks
         if scenario.master_rate is not None:
             rates[MASTER_RANK] = scenario.master_rate
@@ -131,5 +135,6 @@ class HostModels:
         """Return the mean share of cores in use between two times, on the host where this share is greatest."""
         if stop <= start:
             return 0.0
-        done, resources = schedule.loads(start, stop), self._graph.resources
-        return max(float(done[pool]) / (resources[pool].full * (stop - start)) for pool in {host.cores for host in self.hosts})
+        room = np.array([each.room for each in self._graph.resources])
+        shares = schedule.in_use(room, start, stop)
+        return float(max(shares[host.cores] for host in self.hosts))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -18,7 +19,7 @@ from psnode.config.load import load
 from psnode.errors import ConfigurationError
 from psnode.exchange.routes.topologies import routes_of
 from psnode.jobs.planning import ddp_overhead, profiling
-from psnode.jobs.planning.host_prices.host_costs import crowding, socket_costs
+from psnode.jobs.planning.host_prices.host_costs import core_rates, socket_costs
 from psnode.jobs.planning.profile import Profile
 from psnode.jobs.planning.profiling import measure
 from psnode.jobs.planning.routing.route_lines import loads_of
@@ -60,6 +61,7 @@ def test_frames_have_the_bytes_of_a_job(profile: Profile, scheme: str, tmp_path:
 def test_the_host_s_costs_hold_the_ring_and_the_durations_of_passes(profile: Profile) -> None:
     host = profile.host
     assert (host.ring_turn, host.wake, host.ring_byte) == (1e-4, 2e-4, 3e-10)
+    assert (host.crowded, host.turns) == (0.9, 0.95)
     assert 5 <= len(host.durations) <= 99
     assert np.median(host.durations) == pytest.approx(profile.passes)
 
@@ -191,7 +193,11 @@ def test_a_file_that_is_no_profile_is_refused_by_name(content: str, tmp_path: Pa
 def test_neighbours_end_with_the_measurement() -> None:
     import multiprocessing
 
-    assert 0 < crowding(lambda: sum(range(20_000)), 0.1) <= 1
+    cores = os.sched_getaffinity(0)
+    rates = core_rates(lambda: sum(range(20_000)), 0.1)
+    assert 0.02 < rates.crowded <= 1
+    assert 0.2 < rates.turns <= 1  # of processor time, which other programs hardly change
+    assert os.sched_getaffinity(0) == cores
     assert not multiprocessing.active_children()
 
 

@@ -11,8 +11,8 @@ from psnode.errors import PsnodeError
 from psnode.jobs.planning.fluid.simulation import Graph, Resource
 
 
-def cores(count: float, crowded: float = 1.0) -> Resource:
-    return Resource(count, 1.0, crowded)
+def cores(count: float, crowded: float = 1.0, turns: float = 1.0) -> Resource:
+    return Resource(count, 1.0, crowded, turns=turns)
 
 
 def test_three_threads_share_two_cores() -> None:
@@ -84,6 +84,16 @@ def test_cores_that_share_caches_are_slower_together(threads: int, seconds: floa
     assert graph.run().end.tolist() == pytest.approx([seconds] * threads)
 
 
+@pytest.mark.parametrize(("threads", "seconds"), [(1, 1.0), (2, 1.25), (3, 1.5 / (0.8 * 0.5))])
+def test_cores_that_switch_between_threads_are_slower(threads: int, seconds: float) -> None:
+    """Check two cores that run at .8 of their speed if both work, and at half of this if they switch between three threads."""
+    graph = Graph()
+    pool = graph.resource(cores(2, 0.8, 0.5))
+    for _ in range(threads):
+        graph.add("work", 1.0, [pool])
+    assert graph.run().end.tolist() == pytest.approx([seconds] * threads)
+
+
 def test_a_queue_serves_the_most_urgent_of_those_that_wait() -> None:
     graph = Graph()
     pool, queue = graph.resource(cores(4)), graph.queue()
@@ -106,8 +116,19 @@ def test_work_begins_when_all_that_it_follows_has_ended_and_the_path_tells_why()
     assert found.begin[last] == pytest.approx(3.0)
     assert found.path(last, 0.0, graph.kinds) == pytest.approx({"update": 1.0, "join": 0.0, "link": 3.0})
     assert found.path(last, 2.5, graph.kinds) == pytest.approx({"update": 1.0, "join": 0.0, "link": 0.5})
-    assert found.loads(0.0, 4.0)[pool] == pytest.approx(3.0)
-    assert found.loads(1.0, 2.0)[link] == pytest.approx(10.0)
+    room = np.array([each.room for each in graph.resources])
+    assert found.in_use(room, 0.0, 4.0)[pool] == pytest.approx(3 / (2 * 4))
+    assert found.in_use(room, 1.0, 2.0)[[pool, link]] == pytest.approx([0.5, 1.0])
+
+
+def test_more_work_than_cores_uses_them_all_and_no_more() -> None:
+    """Check two cores with three pieces of work until 6 s, at half of their rate, and then with one until 8 s."""
+    graph = Graph()
+    pool = graph.resource(cores(2, turns=0.5))
+    ends = [graph.add("work", seconds, [pool]) for seconds in (2.0, 2.0, 4.0)]
+    found = graph.run()
+    assert found.end[ends].tolist() == pytest.approx([6.0, 6.0, 8.0])
+    assert found.in_use(np.array([each.room for each in graph.resources]), 0.0, 10.0)[pool] == pytest.approx((6 + 2 / 2) / 10)
 
 
 def test_work_that_never_ends_is_an_error() -> None:

@@ -29,6 +29,14 @@ def scheme(*groups: dict[str, Any], bookkeeping: float = 0.0, extra: float = 0.0
     return SchemeCosts(tuple(GroupCosts(**{**NOTHING.__dict__, **group}) for group in groups), bookkeeping, extra, True)
 
 
+@pytest.mark.parametrize(("shared", "seconds"), [(True, 3 * 0.3 / 2 / 0.5), (False, 0.3)])
+def test_shared_cores_that_switch_between_workers_are_slower(shared: bool, seconds: float) -> None:
+    """Check three workers with passes of .3 s and no other work: on two shared cores, at half of their rate."""
+    found = job_step(profile(host=replace(FREE, turns=0.5)), scheme(), Scenario(3, None, 0.0, 2, shared=shared))
+    assert found.seconds == pytest.approx(seconds)
+    assert found.cores == pytest.approx(1.0 if shared else 0.5)
+
+
 @pytest.mark.parametrize("workers", [1, 2, 5])
 def test_a_single_group_passes_the_master_s_link_once_for_each_worker_each_way(workers: int) -> None:
     """Check P workers in a step in which nothing overlaps: passes, P frames in, P frames out, and half a round trip in each

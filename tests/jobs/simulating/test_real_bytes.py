@@ -11,6 +11,7 @@ import pytest
 from psnode.cli import main
 from psnode.config.load import load
 from psnode.jobs.planning import profiling
+from psnode.jobs.planning.host_prices.host_costs import CoreRates
 from psnode.jobs.planning.profile import Profile
 from psnode.jobs.planning.profiling import measure
 from psnode.jobs.planning.scenario import Scenario
@@ -39,7 +40,7 @@ def profile() -> Iterator[Profile]:
         patch.setattr(profiling, "_SECONDS", 0.02)
         patch.setattr(inspection, "unwatchable", lambda model: "")  # other tests compile models in this process
         patch.setattr(profiling, "overheads", lambda *_: {})
-        patch.setattr(profiling, "crowding", lambda *_: 0.9)
+        patch.setattr(profiling, "core_rates", lambda *_: CoreRates(0.9, 0.95))
         yield measure(load(MODEL, {}), {name: load(MODEL | {"scheme": name}, {}) for name in SCHEMES})
 
 

@@ -49,6 +49,7 @@ RESOURCE = np.dtype(
         ("most", "f8"),
         ("crowded", "f8"),
         ("burst", "f8"),
+        ("turns", "f8"),
         ("room", "f8"),  # the number of activities that use the whole capacity
         ("saved", "f8"),  # unused capacity that a burst may use
         ("count", "f8"),  # number of active activities
@@ -226,6 +227,8 @@ def _speed(resources: Records, place: int, weight: float) -> float:
     found = resources[place]
     busy = min(found.count, found.room)
     slower = 1.0 - (1.0 - found.crowded) * max(busy - 1, 0.0) / max(found.room - 1, 1e-9)
+    if found.count > found.room:
+        slower *= found.turns
     return float(min(found.most, found.capacity * (weight / found.sum)) * slower)
 
 

@@ -26,7 +26,9 @@ class Resource:
 
     `capacity`: the work per second of all activities together. `most`: the maximum work per second of one activity.
     `crowded`: the rate of one activity, relative to `most`, while the whole capacity is in use. Between one activity and the
-    whole capacity the rate falls linearly. Cores that share caches or memory have a value below 1.
+    whole capacity the rate falls linearly. Cores that share caches or memory have a value below 1. `turns`: the factor by which
+    all rates fall while there are more activities than use the whole capacity. Cores that switch between threads have a value
+    below 1, because every thread finds caches that others have overwritten.
 
     `burst`: work that is done immediately after a pause, as in a token bucket: unused capacity is saved up to this amount.
     """
@@ -35,11 +37,12 @@ class Resource:
     most: float = np.inf
     crowded: float = 1.0
     burst: float = 0.0
+    turns: float = 1.0
 
     @property
-    def full(self) -> float:
-        """The work per second while the whole capacity is in use."""
-        return self.capacity * self.crowded
+    def room(self) -> float:
+        """The number of activities that use the whole capacity."""
+        return self.capacity / self.most if self.most < np.inf else 1.0
 
 
 class Graph:
@@ -124,9 +127,8 @@ class Graph:
 
     def _resources(self) -> npt.NDArray[np.void]:
         found = np.zeros(len(self.resources), RESOURCE)
-        for field in ("capacity", "most", "crowded", "burst"):
+        for field in ("capacity", "most", "crowded", "burst", "turns", "room"):
             found[field] = [getattr(each, field) for each in self.resources]
-        found["room"] = np.where(found["most"] < np.inf, found["capacity"] / found["most"], 1.0)
         found["saved"] = found["burst"]
         return found
 
@@ -146,17 +148,19 @@ class ActivityTimes:
     places: npt.NDArray[np.int64]
     resources: int
 
-    def loads(self, start: float, stop: float) -> npt.NDArray[np.float64]:
-        """Return, for each resource, the work that is done on it between the times `start` and `stop`.
+    def in_use(self, room: npt.NDArray[np.float64], start: float, stop: float) -> npt.NDArray[np.float64]:
+        """Return, for each resource, the mean share of it that is in use between the times `start` and `stop`.
 
-        The work of an activity is taken as spread evenly over its duration. Entry 0 stands for no resource.
+        `room`: for each resource, the number of activities that use its whole capacity. Entry 0 stands for no resource.
         """
-        inside = np.clip(np.minimum(self.end, stop) - np.maximum(self.begin, start), 0, None)
-        done = self.work * inside / np.maximum(self.end - self.begin, 1e-12)
-        found: npt.NDArray[np.float64] = np.zeros(self.resources)
-        for places in self.places.T:
-            found += np.bincount(places, done, self.resources)
-        return found
+        begin, end = (np.tile(np.clip(times, start, stop), 2) for times in (self.begin, self.end))
+        places = np.tile(self.places.T.ravel(), 2)
+        times, change = np.concatenate([begin, end]), np.repeat([1, -1], begin.size)
+        order = np.lexsort((times, places))
+        places, times, active = places[order], times[order], np.cumsum(change[order])
+        lasting = np.where(places[1:] == places[:-1], np.diff(times), 0.0)
+        share = np.minimum(active[:-1] / room[places[:-1]], 1.0)
+        return np.bincount(places[:-1], share * lasting, self.resources) / (stop - start)
 
     def path(self, last: int, start: float, kinds: Sequence[str]) -> dict[str, float]:
         """Return the seconds of each kind of activity on the chain of causes that leads to the end of activity `last`.

@@ -12,6 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,6 +22,7 @@ _BYTES = 32 << 20
 _ROUNDS = 5
 _MOST_NEIGHBOURS = 7
 _SETTLING = 0.2  # seconds until a new process works at its usual rate
+_FEWEST = 3  # calls whose processor time is measured
 
 
 def socket_costs() -> tuple[float, float]:
@@ -78,20 +80,64 @@ def all_seconds(work: Callable[[], object], seconds: float = 0.0, warmup: int = 
     return found
 
 
-def crowding(work: Callable[[], object], seconds: float) -> float:
-    """Return the rate of `work` while other cores repeat it too, relative to its rate when the other cores are idle.
+class CoreRates(NamedTuple):
+    """Rates of work on cores that are shared.
 
-    These are all other cores, but at most _MOST_NEIGHBOURS. `seconds`: the least duration of each of the two measurements.
-    The result is 1.0 on a host with one core.
+    `crowded`: the rate of work while the other cores do the same work, which shares caches and memory with it, relative to the
+    rate when they are idle. `turns`: the rate of a core that switches between this work and the same work of another process,
+    relative to that of a core with this work alone. Each process finds caches that the other one has overwritten.
     """
+
+    crowded: float = 1.0
+    turns: float = 1.0
+
+
+def core_rates(work: Callable[[], object], seconds: float) -> CoreRates:
+    """Return the rates of `work`, which must not use other threads. `seconds`: the least duration of each measurement.
+
+    `crowded` is measured with all other cores, but at most _MOST_NEIGHBOURS; it is 1 on a host with one core. `turns` is
+    measured on one core; it is 1 if this process may not choose a core. Both are ratios of processor times, which leave out
+    the time in which other programs have the core.
+    """
+    return CoreRates(_crowding(work, seconds), _taking_turns(work, seconds))
+
+
+def _crowding(work: Callable[[], object], seconds: float) -> float:
     neighbours = min(usable_cores() - 1, _MOST_NEIGHBOURS)
     if neighbours < 1:
         return 1.0
-    alone = median_seconds(work, seconds)
+    alone = _processor_seconds(work, seconds)
     with _neighbours(work, neighbours):
         time.sleep(_SETTLING)
-        together = median_seconds(work, seconds)
+        together = _processor_seconds(work, seconds)
     return min(1.0, alone / together)
+
+
+def _taking_turns(work: Callable[[], object], seconds: float) -> float:
+    """Return the processor time of calls of `work` on a core, relative to that on the same core with a second process."""
+    try:
+        usual = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {min(usual)})
+    except (AttributeError, OSError):
+        return 1.0
+    try:
+        alone = _processor_seconds(work, seconds)
+        with _neighbours(work, 1):
+            time.sleep(_SETTLING)
+            switching = _processor_seconds(work, seconds)
+    finally:
+        os.sched_setaffinity(0, usual)
+    return min(1.0, alone / switching)
+
+
+def _processor_seconds(work: Callable[[], object], seconds: float) -> float:
+    """Return the mean processor time of a call of `work`, from at least _FEWEST calls that take at least `seconds` seconds."""
+    work()
+    begin, used, calls = time.perf_counter(), time.thread_time(), 0
+    while calls < _FEWEST or time.perf_counter() - begin < seconds:
+        work()
+        calls += 1
+    return (time.thread_time() - used) / calls
 
 
 @contextmanager

@@ -224,7 +224,8 @@ class StepClocks:
     def shared_work(self, work: Floats) -> Floats:
         """Return the least seconds of a step on shared cores. `work`: the core seconds of all work on groups.
 
-        The result is 0 if ranks do not share cores.
+        The cores are taken not to switch between ranks, which would make them slower. The result is 0 if ranks do not share
+        cores.
         """
         if not self.scenario.shared:
             return np.zeros_like(work)

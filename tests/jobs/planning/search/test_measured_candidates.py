@@ -9,6 +9,7 @@ import pytest
 from psnode.config.load import load
 from psnode.config.resolve import resolve
 from psnode.jobs.planning import profiling
+from psnode.jobs.planning.host_prices.host_costs import CoreRates
 from psnode.jobs.planning.profile import Profile
 from psnode.jobs.planning.scenario import Scenario
 from psnode.jobs.planning.search.grouping import CodecCandidate, grouped_plan
@@ -30,7 +31,7 @@ def measured() -> Iterator[tuple[Profile, tuple[CodecCandidate, ...]]]:
         patch.setattr(profiling, "_SECONDS", 0.02)
         patch.setattr(inspection, "unwatchable", lambda model: "")  # other tests compile models in this process
         patch.setattr(profiling, "overheads", lambda *_: {"fp32": 0.001})
-        patch.setattr(profiling, "crowding", lambda *_: 0.9)
+        patch.setattr(profiling, "core_rates", lambda *_: CoreRates(0.9, 0.95))
         config = load(MODEL | {"scheme": "topk"}, {})
         yield measure_candidates(config, codec_pairs("topk", config))
 
