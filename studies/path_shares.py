@@ -1,8 +1,8 @@
 """The work that most of a step waits for, as `psnode plan` predicts it and as a timeline shows it, in the same three words.
 
-The critical path of a step is divided into PASSES (the worker's passes, and loading of batches and weights), MESSAGES (coding of
-gradients after the passes, messages in both directions), and MASTER (decoding, updates, and coding of weights). A prediction
-counts all coding on workers as MESSAGES, because a timeline cannot separate the last gradient's coding from its way.
+The critical path of a step is divided into PASSES (the worker's passes and loading of batches), MESSAGES (coding of gradients,
+messages in both directions, and decoding of weights on the worker), and MASTER (everything on the rank that updates). Coding on
+workers counts as MESSAGES, because a timeline cannot separate the last gradient's coding from its way.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _PREDICTED = {
     scenario.MASTER: MASTER,
 }
 _MEASURED = {
-    **dict.fromkeys(("other", "load", "apply", "forward_backward"), PASSES),
-    **dict.fromkeys(("wait", "up"), MESSAGES),
+    **dict.fromkeys(("other", "load", "forward_backward"), PASSES),
+    **dict.fromkeys(("wait", "up", "apply"), MESSAGES),
     **dict.fromkeys(("decode", "update", "downlink", "checkpoint", "between"), MASTER),
 }
 assert set(_MEASURED) == set(PARTS)
@@ -34,7 +34,7 @@ assert set(_MEASURED) == set(PARTS)
 
 def predicted(spent: Mapping[str, float]) -> str:
     """Return the word for the work with the most seconds in `spent`, the seconds by kind of psnode.jobs.planning.scenario."""
-    return _longest({kind: _PREDICTED[kind] for kind in spent}, spent)
+    return _longest(_PREDICTED, spent)
 
 
 def measured(run: Path, first: int) -> str | None:
@@ -50,7 +50,8 @@ def measured(run: Path, first: int) -> str | None:
 
 
 def _longest(words: Mapping[str, str], seconds: Mapping[str, float]) -> str:
+    """Return the word with the most seconds. `seconds`: by names; a name that is not in `words` means work of the master."""
     sums = dict.fromkeys((PASSES, MESSAGES, MASTER), 0.0)
-    for name, word in words.items():
-        sums[word] += seconds.get(name, 0.0)
+    for name, spent in seconds.items():
+        sums[words.get(name, MASTER)] += spent
     return max(sums, key=lambda word: sums[word])

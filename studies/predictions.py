@@ -1,9 +1,13 @@
 """`python -m studies.predictions`: step times predicted by `psnode plan`, compared with those on emulated hosts; needs root.
 
 A situation is a combination of --network, --rate and --workers. The study takes all of them, or --situations of them, drawn by
---seed. In each situation all contenders are measured as in `psnode bench peers`, every scheme under each --topology. Contenders
+--seed. In each situation all contenders are measured as in `psnode bench peers`, every scheme under each --topology and with a
+timeline. Contenders
 whose predicted step takes more than --most seconds are left out, and so are schemes that train refuses under a topology. A
 profile is measured once for each network, in this process, before the first job. All hosts share this machine's cores.
+
+The speed of a machine that others use too changes within minutes. So the passes of the network are timed again before and after
+each cell, and the cell is also predicted from a profile at their mean speed. These predictions are shown, and not counted.
 
 A cell is a contender in a situation. The predictions are accepted if their median error is at most 5 %, their error is at most
 10 % in nine of ten cells, and no error exceeds 20 %. These bounds were set before the first measurement.
@@ -16,7 +20,7 @@ import random
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,6 +40,7 @@ from psnode.jobs.planning.routing.routed_groups import USUAL
 from psnode.jobs.planning.scenario import Scenario
 from studies import path_shares
 from studies.harness import Column, Found, Result, Row, Study, main
+from studies.machine_speed import RepeatedPasses, slowed
 
 MEDIAN, MOST_OF, WORST = 0.05, 0.10, 0.20
 _SHARE = 0.9  # share of the cells whose error must not exceed MOST_OF
@@ -82,8 +87,9 @@ def measure(options: Options) -> Found:
 
     A row has the situation, `name`, `predicted` and `measured` (a list) in seconds, and `off`, which is predicted / median of
     measured - 1. `waits` and `waited`: what most of the step waits for, as predicted and as measured (see studies.path_shares);
-    the latter is None for DDP. Raises ConfigurationError for a scheme that train refuses, and for a topology whose jobs `psnode
-    bench peers` cannot measure.
+    the latter is None for DDP. `slowdown`: the duration of passes beside the cell, relative to that in the profile. `then`: the
+    prediction at this speed, in seconds. Raises ConfigurationError for a scheme that train refuses, and for a topology whose
+    jobs `psnode bench peers` cannot measure.
     """
     floors = dict[str, float]()
     return Found(_rows(options, floors), {"floors": floors})
@@ -96,10 +102,9 @@ def _rows(options: Options, floors: dict[str, float]) -> Iterator[dict[str, Any]
         network = situation.network
         if network not in profiles:
             profiles[network] = profile_of(network, options.scheme)
+            passes = RepeatedPasses(load(_base(network), {}))
             floors[network] = profiles[network].passes
-        rate = None if situation.rate == "none" else rate_of(situation.rate)
-        scenario = Scenario(situation.workers, rate, ROUND_TRIP, usable_cores(), shared=True, burst=BURST)
-        yield from _cells(situation, forecasts(profiles[network], scenario, options.topology), options)
+        yield from _cells(situation, profiles[network], passes, options)
 
 
 def profile_of(network: str, schemes: Sequence[str]) -> Profile:
@@ -107,9 +112,13 @@ def profile_of(network: str, schemes: Sequence[str]) -> Profile:
 
     A scheme may be followed by flags of train.
     """
-    base = {"network": network, "dataset": "synthetic", "batch_size": _batch(network), "threads": 1, "lr": 0.01}
+    base = _base(network)
     chosen = {flags: load(base | Psnode(flags).settings, {}) for flags in schemes}
     return measure_profile(load(base, {}), chosen, lambda line: print(f"{network}: {line}", file=sys.stderr, flush=True))
+
+
+def _base(network: str) -> dict[str, Any]:
+    return {"network": network, "dataset": "synthetic", "batch_size": _batch(network), "threads": 1, "lr": 0.01}
 
 
 def _batch(network: str) -> int:
@@ -126,7 +135,10 @@ def contenders_of(options: Options, expected: Iterable[Forecast]) -> Iterator[tu
             yield forecast, Ddp(hook)
 
 
-def _cells(situation: Situation, expected: Sequence[Forecast], options: Options) -> Iterator[dict[str, Any]]:
+def _cells(situation: Situation, profile: Profile, passes: RepeatedPasses, options: Options) -> Iterator[dict[str, Any]]:
+    rate = None if situation.rate == "none" else rate_of(situation.rate)
+    scenario = Scenario(situation.workers, rate, ROUND_TRIP, usable_cores(), shared=True, burst=BURST)
+    expected = forecasts(profile, scenario, options.topology)
     steps = options.warmup + options.steps + 1
     shared = SharedSettings(network=situation.network, workers=situation.workers, batch=_batch(situation.network), steps=steps)
     for forecast, contender in contenders_of(options, expected):
@@ -134,17 +146,21 @@ def _cells(situation: Situation, expected: Sequence[Forecast], options: Options)
         if forecast.seconds > options.most:
             continue
         try:
+            before = passes.seconds()
             trials = [_trial(contender, shared, situation.rate, options.warmup) for _ in range(options.rounds)]
         except TransportError as error:
             print(f"{situation}, {name}: {error}", file=sys.stderr, flush=True)
             continue
+        slowdown = (before + passes.seconds()) / 2 / profile.passes
+        again = forecasts(slowed(profile, slowdown), scenario, options.topology)
+        [then] = [each.seconds for each in again if each.label == name]
         taken = [seconds for seconds, _ in trials]
         off = forecast.seconds / statistics.median(taken) - 1
         print(f"{situation}, {name}: {1e3 * forecast.seconds:.0f} ms, measured {1e3 * taken[0]:.0f}", file=sys.stderr, flush=True)
         yield {
             **situation._asdict(), "name": name, "predicted": forecast.seconds, "measured": taken, "off": off,
             "binds": forecast.binds, "spent": forecast.spent, "waits": path_shares.predicted(forecast.spent),
-            "waited": trials[0][1],
+            "waited": trials[0][1], "slowdown": slowdown, "then": then,
         }  # fmt: skip
 
 
@@ -155,14 +171,14 @@ def _trial(contender: Contender, shared: SharedSettings, rate: str, warmup: int)
         return statistics.median(trial.steps), path_shares.measured(Path(folder) / "run", warmup + 1)
 
 
-def within(rows: Sequence[Row]) -> dict[str, float]:
+def within(rows: Sequence[Row], off: Callable[[Row], float] = lambda row: float(row["off"])) -> dict[str, float]:
     """Return the `median` and the `worst` error, and `most`, the error that nine of ten cells do not exceed.
 
-    Raises ConfigurationError if there are no rows.
+    `off`: the error of a row. Raises ConfigurationError if there are no rows.
     """
     if not rows:
         raise ConfigurationError("every cell is predicted to take longer than --most: raise it, or add faster --rate")
-    errors = sorted(abs(row["off"]) for row in rows)
+    errors = sorted(abs(off(row)) for row in rows)
     return {
         "median": statistics.median(errors), "most": errors[max(0, -(-int(_SHARE * 100) * len(errors) // 100) - 1)],
         "worst": errors[-1],
@@ -180,14 +196,27 @@ def regrets(rows: Sequence[Row]) -> list[float]:
 
 
 def _foot(result: Result) -> str:
-    errors, lost = within(result["rows"]), sorted(regrets(result["rows"]))
-    known = [row for row in result["rows"] if row["waited"] is not None]
-    right = sum(row["waits"] == row["waited"] for row in known)
-    return (
-        f"Error: median {100 * errors['median']:.1f} %, nine of ten cells within {100 * errors['most']:.1f} %, worst "
-        f"{100 * errors['worst']:.1f} %. Chosen over best: median {statistics.median(lost):.3f}, worst {lost[-1]:.3f}. "
-        f"What most of a step waits for is predicted correctly in {right} of {len(known)} cells."
-    )
+    rows = result["rows"]
+    lost = sorted(regrets(rows))
+    parts = [
+        f"Error: {_shown(within(rows))}.",
+        f"Chosen over best: median {statistics.median(lost):.3f}, worst {lost[-1]:.3f}.",
+    ]
+    if all("then" in row for row in rows):
+        parts.append(f"At the machine's speed beside each cell: {_shown(within(rows, _off_then))}.")
+    if known := [row for row in rows if row.get("waited")]:
+        right = sum(row["waits"] == row["waited"] for row in known)
+        parts.append(f"What most of a step waits for is predicted correctly in {right} of {len(known)} cells.")
+    return " ".join(parts)
+
+
+def _shown(errors: Mapping[str, float]) -> str:
+    median, most, worst = (f"{100 * errors[name]:.1f} %" for name in ("median", "most", "worst"))
+    return f"median {median}, nine of ten cells within {most}, worst {worst}"
+
+
+def _off_then(row: Row) -> float:
+    return float(row["then"] / statistics.median(row["measured"]) - 1)
 
 
 def _passed(result: Result) -> bool:
@@ -203,8 +232,10 @@ COLUMNS = (
     Column("predicted, ms", lambda row: f"{1e3 * row['predicted']:.1f}"),
     Column("measured, ms", lambda row: f"{1e3 * statistics.median(row['measured']):.1f}"),
     Column("off, %", lambda row: f"{100 * row['off']:+.1f}"),
-    Column("waits for", "{waits}", left=True),
-    Column("waited for", lambda row: row["waited"] or "", left=True),
+    Column("passes beside it", lambda row: f"{row['slowdown']:.2f}" if "slowdown" in row else ""),
+    Column("off at this speed, %", lambda row: f"{100 * _off_then(row):+.1f}" if "then" in row else ""),
+    Column("waits for", lambda row: row.get("waits", ""), left=True),
+    Column("waited for", lambda row: row.get("waited") or "", left=True),
 )
 STUDY = Study(
     Options,

@@ -82,13 +82,15 @@ def test_cells_that_take_too_long_and_jobs_that_fail_are_left_out(monkeypatch: p
         assert topologies == ("star",)
         assert (scenario.workers, scenario.rate, scenario.shared) == (2, None, True)
         return [
-            Forecast(name, seconds, {"link": 0.5}, 0.0, "link", 1, peer=name.startswith("DDP"))
+            Forecast(name, seconds * profile.passes / 0.05, {"link": 0.5}, 0.0, "link", 1, peer=name.startswith("DDP"))
             for name, seconds in (("DDP fp32", 0.1), ("dense", 9.0), ("qsgd", 0.1), ("bf16", 0.18))
         ]
 
     monkeypatch.setattr(predictions, "run_trial", run_trial)
     monkeypatch.setattr(predictions, "forecasts", forecasts)
     monkeypatch.setattr(predictions, "profile_of", lambda network, schemes: SimpleNamespace(passes=0.05))
+    monkeypatch.setattr(predictions, "RepeatedPasses", lambda config: SimpleNamespace(seconds=lambda: 0.06))
+    monkeypatch.setattr(predictions, "slowed", lambda profile, longer: SimpleNamespace(passes=longer * profile.passes))
     options = Options(("FC",), ("none",), (2,), ("dense", "qsgd", "bf16"), ("fp32",), rounds=2)
     kept = list[dict[str, Any]]()
     found = run(STUDY, options, kept.append)
@@ -99,8 +101,9 @@ def test_cells_that_take_too_long_and_jobs_that_fail_are_left_out(monkeypatch: p
     assert [len(each["rows"]) for each in kept] == [1, 2]
     assert found["floors"] == kept[0]["floors"] == {"FC": 0.05}
     shown = page(STUDY, found)
-    assert "| FC | none | 2 | DDP fp32 | 100.0 | 200.0 | -50.0 | messages |  |" in shown
-    assert "| FC | none | 2 | bf16 | 180.0 | 200.0 | -10.0 | messages | master |" in shown
+    assert "| FC | none | 2 | DDP fp32 | 100.0 | 200.0 | -50.0 | 1.20 | -40.0 | messages |  |" in shown
+    assert "| FC | none | 2 | bf16 | 180.0 | 200.0 | -10.0 | 1.20 | +8.0 | messages | master |" in shown
+    assert "At the machine's speed beside each cell: median 24.0 %, nine of ten cells within 40.0 %, worst 40.0 %." in shown
     assert "predicted correctly in 0 of 1 cells" in shown
     assert STUDY.passed(found) is False
     assert STUDY.passed({"rows": [row("a", 1.04, 1.0)]}) is True
