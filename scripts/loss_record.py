@@ -40,6 +40,7 @@ _ADAM_RATES, _SGD_RATES, _PLAIN_RATES = ("0.001", "0.003", "0.01"), ("0.01", "0.
 SCHEMES = (
     "polar-2bit",
     "topk",
+    "polar-1bit",
     "polar --downlink polar:rate=1",
     "dense --codec qsgd:levels=127 --downlink qsgd:levels=127",
     "qsgd",
