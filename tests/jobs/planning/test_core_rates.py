@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 
@@ -38,9 +39,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(host_costs.time, "perf_counter", lambda: made.whole)
-    monkeypatch.setattr(host_costs.time, "thread_time", lambda: made.used)
-    monkeypatch.setattr(host_costs.time, "sleep", lambda seconds: None)
+    times = {"perf_counter": lambda: made.whole, "thread_time": lambda: made.used, "sleep": lambda seconds: None}
+    monkeypatch.setattr(host_costs, "time", SimpleNamespace(**times))
     monkeypatch.setattr(host_costs, "_neighbours", made.beside)
     monkeypatch.setattr(host_costs, "usable_cores", lambda: 3)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(made.cores))
