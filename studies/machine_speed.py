@@ -10,7 +10,7 @@ import torch
 
 from psnode.config import Config
 from psnode.jobs.planning.host_prices.host_costs import median_seconds
-from psnode.jobs.planning.profile import Profile
+from psnode.jobs.planning.profile import Profile, with_longer_passes
 from psnode.jobs.planning.step_rigs import Alone, TimedModel
 from psnode.tasks.data.given import data_of
 from psnode.tasks.device import choose_device
@@ -61,11 +61,8 @@ def slowed(profile: Profile, slowdown: float) -> Profile:
         for name, scheme in profile.schemes.items()
     }
     return replace(
-        profile,
-        forward=slowdown * profile.forward,
-        backward=slowdown * profile.backward,
+        with_longer_passes(profile, slowdown),
         optimizer=slowdown * profile.optimizer,
-        tensors=tuple(replace(each, ready=slowdown * each.ready, needed=slowdown * each.needed) for each in profile.tensors),
         host=replace(host, **{each: slowdown * getattr(host, each) for each in prices}),
         schemes=schemes,
         ddp={hook: slowdown * seconds for hook, seconds in profile.ddp.items()},

@@ -219,9 +219,13 @@ class Profile:
 
 def of_slowest(profile: Profile, workers: int) -> Profile:
     """Return `profile` with the passes of the slowest of `workers` workers."""
-    slowest = profile.host.slowest(workers)
-    tensors = tuple(replace(each, ready=slowest * each.ready, needed=slowest * each.needed) for each in profile.tensors)
-    return replace(profile, forward=slowest * profile.forward, backward=slowest * profile.backward, tensors=tensors)
+    return with_longer_passes(profile, profile.host.slowest(workers))
+
+
+def with_longer_passes(profile: Profile, factor: float) -> Profile:
+    """Return `profile` with passes that take `factor` times as long."""
+    tensors = tuple(replace(each, ready=factor * each.ready, needed=factor * each.needed) for each in profile.tensors)
+    return replace(profile, forward=factor * profile.forward, backward=factor * profile.backward, tensors=tensors)
 
 
 def waiting(profile: Profile) -> Profile:
