@@ -12,8 +12,6 @@ from psnode.config import Config
 from psnode.jobs.planning.host_prices.host_costs import median_seconds
 from psnode.jobs.planning.profile import Profile, with_longer_passes
 from psnode.jobs.planning.step_rigs import Alone, TimedModel
-from psnode.tasks.data.given import data_of
-from psnode.tasks.device import choose_device
 from psnode.tasks.loading import make_task
 
 _SECONDS, _WARMUP = 0.5, 3
@@ -24,11 +22,8 @@ class RepeatedPasses:
 
     def __init__(self, config: Config) -> None:
         with _one_thread():
-            task = make_task(config)
-            data = data_of(task.train_data(), replace(config, data_workers=0), steps=task.steps_per_epoch)
-            device = choose_device(False)
-            ground = TimedModel(task, config.batch_size, device, coded_there=False, seed=config.seed, data=data)
-            self._alone = Alone(ground)
+            cpu = torch.device("cpu")
+            self._alone = Alone(TimedModel(make_task(config), config.batch_size, cpu, coded_there=False, seed=config.seed))
 
     def seconds(self) -> float:
         """Return the median seconds of a pass at this time."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+import torch
 
 from psnode.config.load import load
 from psnode.jobs.planning.ddp_step import ddp_step
@@ -37,8 +39,21 @@ def test_links_do_not_become_slower() -> None:
     assert seconds[0] == pytest.approx(seconds[1], rel=1e-6)
 
 
-def test_passes_are_timed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_speed, "_SECONDS", 0.01)
-    settings = {"network": "LeNet", "dataset": "synthetic", "batch_size": 2, "threads": 1}
-    passes = RepeatedPasses(load(settings, {}))
-    assert all(0 < passes.seconds() < 60 for _ in range(2))
+def test_passes_are_timed_in_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that every timing runs passes of the model, and that torch's threads are as before after it."""
+    timed = list[int]()
+
+    def median_seconds(work: Callable[[], object], seconds: float, warmup: int) -> float:
+        work()
+        timed.append(torch.get_num_threads())
+        return float(len(timed))
+
+    monkeypatch.setattr(machine_speed, "median_seconds", median_seconds)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        passes = RepeatedPasses(load({"network": "LeNet", "dataset": "synthetic", "batch_size": 2}, {}))
+        assert [passes.seconds(), passes.seconds()] == [1.0, 2.0]
+        assert (timed, torch.get_num_threads()) == ([1, 1], 2)
+    finally:
+        torch.set_num_threads(before)
