@@ -103,9 +103,8 @@ class HostCosts:
     measured. `cores`: the number of cores of the measured host. `crowded`: the rate of a core while all cores work on passes,
     relative to its rate while the others are idle. `ring_turn`, `ring_byte`: costs of an all-reduce through gloo (see
     RingCosts); 0 if they were not measured. `wake`: the mean time until a thread that wakes up for a message gets a core, if
-    all cores are at work; 0 if it was not measured. `turns`: the rate of a core that switches between processes (see
-    CoreRates). `durations`: measured durations of a step's passes, in any unit; empty in
-    profiles of earlier versions of psnode.
+    all cores are at work; 0 if it was not measured. `durations`: measured durations of a step's passes, in any unit; empty in
+    profiles of earlier versions of psnode. `turns`: the rate of a core that switches between processes (see CoreRates).
     """
 
     send: float
