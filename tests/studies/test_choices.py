@@ -11,6 +11,7 @@ import pytest
 from psnode.jobs.planning import profiling
 from psnode.jobs.planning.host_prices.gloo_costs import RingCosts
 from psnode.jobs.planning.host_prices.host_costs import CoreRates
+from psnode.jobs.planning.host_prices.mpi_costs import FrameCosts
 from psnode.jobs.planning.search.ways import MERGECOMP, SECOPA
 from psnode.plans.plan_file import PlanFile
 from psnode.tasks.models import build
@@ -47,7 +48,7 @@ def test_plans_of_searches_and_papers_are_contenders_too(monkeypatch: pytest.Mon
     monkeypatch.setattr(profiling, "_SECONDS", 0.01)
     monkeypatch.setattr(profiling, "overheads", lambda *_: {})  # would fork this process
     monkeypatch.setattr(profiling, "core_rates", lambda *_: CoreRates(0.9, 0.95))
-    monkeypatch.setattr(profiling, "mpi_cost", lambda: 0.0)
+    monkeypatch.setattr(profiling, "frame_costs", FrameCosts)
     monkeypatch.setattr(profiling, "ring_costs", RingCosts)
     monkeypatch.setattr(choices, "rehearse", lambda search, ways, listed: listed)
     seen = list[PlanFile]()  # in the order of the contenders: the best groups, MergeComp, SeCoPa

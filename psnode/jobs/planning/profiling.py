@@ -21,7 +21,7 @@ from psnode.jobs.planning.ddp_step import HOOKS
 from psnode.jobs.planning.host_prices.fixed_costs import fixed_costs
 from psnode.jobs.planning.host_prices.gloo_costs import RingCosts, ring_costs
 from psnode.jobs.planning.host_prices.host_costs import CoreRates, add_cost, all_seconds, core_rates, median_seconds, socket_costs
-from psnode.jobs.planning.host_prices.mpi_costs import mpi_cost
+from psnode.jobs.planning.host_prices.mpi_costs import FrameCosts, frame_costs
 from psnode.jobs.planning.job_step import step_without_links
 from psnode.jobs.planning.profile import FixedCosts, GroupCosts, HostCosts, Profile, SchemeCosts, TensorTimes
 from psnode.master.lines.opening import doubt_of, measured_cost
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from psnode.worker.computation import Computation
 
 _STEPS, _SECONDS = 7, 1.0  # minimum steps of a measurement, and minimum seconds
-# seconds that the MPI thread works on a message; measurements do not start this thread: docs/results/2026-11-23-threads.md
-_MESSAGE = 1e-4
 _MOST = 99  # durations that a profile holds; an odd number, so that one of them is the median
 _PASSES = 5  # number of passes, of which the pass with the median duration counts
 _UPDATES = ("finish", "norm", "protect", "update", "constrain", "average", "downlink")  # the master's spans that close a group
@@ -116,8 +114,10 @@ def _host_costs(alone: Alone | None, whole: float, *, in_job: bool) -> HostCosts
     """
     send, receive = socket_costs()
     rates = CoreRates() if alone is None else core_rates(alone.step, max(_SECONDS / 2, 2 * whole))
-    mpi, ring = (0.0, RingCosts()) if in_job else (mpi_cost(), ring_costs())
-    return HostCosts(send, receive, _MESSAGE, add_cost(), usable_cores(), rates.crowded, mpi, *ring, turns=rates.turns)
+    frame, ring = (FrameCosts(), RingCosts()) if in_job else (frame_costs(), ring_costs())
+    return HostCosts(
+        send, receive, frame.message, add_cost(), usable_cores(), rates.crowded, frame.byte, *ring, turns=rates.turns
+    )
 
 
 def _of_steps(taken: Sequence[float], batches: int) -> tuple[float, ...]:

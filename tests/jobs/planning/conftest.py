@@ -10,6 +10,7 @@ from psnode.jobs.planning import profiling
 from psnode.jobs.planning.ddp_step import HOOKS
 from psnode.jobs.planning.host_prices.gloo_costs import RingCosts
 from psnode.jobs.planning.host_prices.host_costs import CoreRates
+from psnode.jobs.planning.host_prices.mpi_costs import FrameCosts
 from psnode.worker import inspection
 
 RING = RingCosts(1e-4, 2e-4, 3e-10)
@@ -27,6 +28,6 @@ def few_steps() -> Iterator[None]:
         patch.setattr(inspection, "unwatchable", lambda model: "")
         patch.setattr(profiling, "overheads", lambda *_: dict.fromkeys(HOOKS, 0.001))
         patch.setattr(profiling, "core_rates", lambda *_: CoreRates(0.9, 0.95))
-        patch.setattr(profiling, "mpi_cost", lambda: 0.0)
+        patch.setattr(profiling, "frame_costs", FrameCosts)
         patch.setattr(profiling, "ring_costs", lambda: RING)
         yield

@@ -10,6 +10,7 @@ import numpy as np
 
 from psnode.codecs.rng import Key
 from psnode.config.scheme import Scheme
+from psnode.jobs.planning.host_prices.other_work import OtherWork
 from psnode.jobs.planning.profile import FixedCosts
 from psnode.plans.coding import Coding
 from psnode.plans.groups import Tensor
@@ -17,7 +18,6 @@ from psnode.plans.rule import make_plan
 
 _SIDE = 32  # rows and columns of the tensor that is coded; a smaller one would be sent uncoded
 _ROUNDS = 5
-_OTHER_WORK = 16 << 20  # bytes; a pass over them takes kernels and tables out of the caches, as the work of a step does
 
 
 def fixed_costs(scheme: Scheme) -> FixedCosts:
@@ -42,9 +42,9 @@ def fixed_costs(scheme: Scheme) -> FixedCosts:
 
 def _after_other_work(run: Callable[[], object]) -> float:
     """Return the median seconds of `run` when the caches hold other data."""
-    other, found = np.zeros(_OTHER_WORK // 4, np.float32), []
+    other, found = OtherWork(), []
     for _ in range(_ROUNDS):
-        other += 1
+        other.once()
         begin = time.perf_counter()
         run()
         found.append(time.perf_counter() - begin)

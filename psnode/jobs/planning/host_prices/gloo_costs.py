@@ -19,15 +19,16 @@ from typing import NamedTuple
 
 from psnode.config.plain_json import to_json
 from psnode.jobs.hosts.probes import probe
+from psnode.jobs.planning.host_prices.other_work import OtherWork
 from psnode.transport.mpi.environment import place
 
 _COMMAND = [sys.executable, "-m", "psnode.jobs.planning.host_prices.gloo_costs"]  # followed by a rank
 _RANKS = 2
 _SECONDS, _PATIENCE = 60.0, 20.0  # until the measurement is given up, and until gloo gives up a silent rank
 _FEW, _MANY = 256, 8 << 20  # float32 values of an array
-_ROUNDS = {_FEW: 60, _MANY: 12}
+_ROUNDS = {_FEW: 80, _MANY: 4}
+_TOGETHER = 3  # all-reduces one after another in each round, as under PowerSGD; before them each rank works, as in a step
 _WARMUP = 3
-_OTHER_WORK = 16 << 20  # bytes; a pass over them keeps a core at work and empties its caches, as the passes of a step do
 
 
 class RingCosts(NamedTuple):
@@ -77,22 +78,23 @@ def be_rank(rank: int) -> None:
 
 
 def all_reduces(rank: int) -> list[list[float]]:
-    """Return the seconds of all-reduces of few values, and of many values, each of which follows other work."""
+    """Return the seconds of all-reduces of few values, and of many values, _TOGETHER of which follow other work."""
     import torch
     from torch import distributed
 
     torch.set_num_threads(1)
     store, patience = Path("store").absolute().as_uri(), timedelta(seconds=_PATIENCE)
     distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=_RANKS, timeout=patience)
-    work, found = torch.zeros(_OTHER_WORK // 4), list[list[float]]()
+    work, found = OtherWork(), list[list[float]]()
     for size, rounds in _ROUNDS.items():
         array, taken = torch.zeros(size), list[float]()
         for _ in range(_WARMUP + rounds):
-            work += 1
-            begin = time.perf_counter()
-            distributed.all_reduce(array)
-            taken.append(time.perf_counter() - begin)
-        found.append(taken[_WARMUP:])
+            work.a_while()
+            for _ in range(_TOGETHER):
+                begin = time.perf_counter()
+                distributed.all_reduce(array)
+                taken.append(time.perf_counter() - begin)
+        found.append(taken[_WARMUP * _TOGETHER :])
     distributed.destroy_process_group()
     return found
 

@@ -113,7 +113,7 @@ def network() -> nn.Module:
 def test_a_task_is_measured_with_its_own_parts_and_without_further_processes(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("overheads", "core_rates", "mpi_cost", "ring_costs"):
+    for name in ("overheads", "core_rates", "frame_costs", "ring_costs"):
         monkeypatch.setattr(profiling, name, lambda *_: pytest.fail("a process was started"))
     config = Config(batch_size=8, threads=1, topology="auto", scheme="qsgd", local=3, task="python:Listed", **settings)
     torch.manual_seed(7)
