@@ -147,6 +147,8 @@ class _Job:
             for place, worker in enumerate(workers):
                 encoded = worker.step(arrived[place], complete[place])
                 marks.append(worker.backward)
+                hosts.tell(worker.rank, MASTER_RANK, [worker.last])  # its report
+                hosts.occupy(MASTER_RANK, costs.bookkeeping, [worker.last])
                 for index, done in enumerate(encoded):
                     for root in routes[index].up(worker.rank):
                         there = self._send("in", worker.rank, root, index, costs.groups[index].up, done)
@@ -158,13 +160,13 @@ class _Job:
             ]
             # the master is informed of groups that close on other ranks before it informs all workers
             known = [
-                done if root == MASTER_RANK else hosts.wait(scenario.round_trip / 2, [done])
+                done if root == MASTER_RANK else hosts.tell(root, MASTER_RANK, [done])
                 for there in closed
                 for root, done in there.items()
             ]
             for place, worker in enumerate(workers):
                 arrived[place] = [[self._arrival(index, worker.rank, closed[index])] for index in range(len(routes))]
-                complete[place] = [hosts.wait(scenario.round_trip / 2, known)]
+                complete[place] = [hosts.tell(MASTER_RANK, worker.rank, known)]
 
     def _arrival(self, index: int, rank: int, there: dict[int, int]) -> int:
         """Return the activity that ends when the weights of the group `index` have arrived on `rank`.

@@ -23,8 +23,8 @@ class Scenario:
 
     If `rate` is None, transfers cost no time. `round_trip`: the seconds that a small message and its answer take. `shared`:
     True if all ranks share the cores of one machine, as on emulated hosts. `burst`: bytes that a link carries immediately
-    after a pause, as if limited by a token bucket. `uneven`: TCP connections through one link get up to this fraction more or
-    less than equal shares of it, so that some workers are ahead of others. `master_rate`: the rate of the master's link in
+    after a pause, as if limited by a token bucket. `uneven`: connections through one link get up to this fraction more or less
+    than equal shares of it, so that some workers are ahead of others. `master_rate`: the rate of the master's link in
     bit/s, if it differs from `rate`.
     """
 
@@ -57,7 +57,8 @@ class HostModel:
         if rate is not None:
             link = Resource(rate / 8 * GOODPUT, burst=burst * GOODPUT)
             self.inward, self.outward = graph.resource(link), graph.resource(link)
-        self.transport = graph.queue()  # the thread that calls MPI
+        self.transport = graph.queue()  # the thread that calls MPI, with frames of groups
+        self.beside = graph.queue()  # the same thread with control messages
 
 
 class HostModels:
@@ -71,7 +72,7 @@ class HostModels:
         self._longer = costs.slowest(scenario.workers) - 1
         self._delay = graph.resource(Resource(float("inf"), 1.0))
         self._uneven = scenario.uneven
-        self.latency = scenario.latency(costs)
+        self.latency, self.half_trip = scenario.latency(costs), scenario.round_trip / 2
         turns = costs.turns if scenario.shared else 1.0
         cores = Resource(scenario.cores, 1.0, costs.crowded, turns=turns)
         pools = [graph.resource(cores) for _ in range(1 if scenario.shared else ranks)]
@@ -126,6 +127,21 @@ class HostModels:
         place = max(source, target) / max(1, len(self.hosts) - 1)  # position of the rank that is not the master, from 0 to 1
         weight = 1.0 + self._uneven * (2 * place - 1)
         return self._graph.add(LINK, nbytes if links else 0.0, links, follows, queue=connection, weight=weight)
+
+    def tell(self, source: int, target: int, follows: Iterable[int]) -> int:
+        """Add a control message, and return the activity that ends when it arrives after half a round trip.
+
+        The work of both ends does not delay the message itself. It only occupies cores.
+        """
+        follows = tuple(follows)
+        arrived = self.wait(self.half_trip, follows)
+        self.occupy(source, self.costs.message, follows)
+        self.occupy(target, self.costs.message, [arrived])
+        return arrived
+
+    def occupy(self, rank: int, seconds: float, follows: Iterable[int]) -> None:
+        """Add work with control messages, which takes `seconds` on a core of `rank`, and for which nothing waits."""
+        self.compute(TRANSPORT, rank, seconds, follows, queue=self.hosts[rank].beside)
 
     def wait(self, seconds: float, follows: Iterable[int]) -> int:
         """Add a delay of `seconds` that uses neither cores nor links, and return its activity."""

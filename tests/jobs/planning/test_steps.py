@@ -110,8 +110,27 @@ def test_frames_through_mpi_take_the_threads_of_both_ends(mpi: float, sent: floa
 def test_one_core_for_all_ranks_does_all_their_work_one_after_another() -> None:
     costs = scheme({"encode": 0.01, "apply": 0.02, "decode": 0.03, "update": 0.05, "ready": 0.2}, bookkeeping=0.001, extra=0.004)
     found = job_step(profile(), costs, Scenario(3, None, 0.0, 1, shared=True))
-    assert found.seconds == pytest.approx(3 * (0.3 + 0.01 + 0.02 + 0.03 + 0.001 + 0.004) + 0.05)
+    assert found.seconds == pytest.approx(3 * (0.3 + 0.01 + 0.02 + 0.03 + 2 * 0.001 + 0.004) + 0.05)
     assert found.binds == "cores"
+
+
+@pytest.mark.parametrize(("cores", "shared", "work"), [(1, True, 3 * 8 * 0.002), (64, True, 4 * 0.002), (64, False, 4 * 0.002)])
+def test_messages_occupy_cores(cores: int, shared: bool, work: float) -> None:
+    """Check three workers whose gradients and weights have no bytes. Every worker sends a gradient and a report, and gets
+    weights and the message that the version is complete. A message is work of .002 s at each of its two ends.
+
+    One core does all of this one after another. On many cores, the last worker gets its weights as the third one, and the master
+    takes its gradient when it has taken the others. Reports and messages without values do not delay the step.
+    """
+    host = replace(FREE, message=0.002, cores=cores)
+    found = job_step(profile(host=host), scheme({"ready": 0.2}), Scenario(3, None, 0.0, cores, shared=shared))
+    assert found.seconds == pytest.approx(3 * 0.3 + work if cores == 1 else 0.3 + work)
+
+
+def test_a_report_occupies_the_master_like_a_gradient() -> None:
+    """Check one core, on which the master handles a gradient and a report of each of three workers."""
+    found = job_step(profile(), scheme({"ready": 0.2}, bookkeeping=0.01), Scenario(3, None, 0.0, 1, shared=True))
+    assert found.seconds == pytest.approx(3 * (0.3 + 2 * 0.01))
 
 
 def test_hosts_of_their_own_compute_side_by_side() -> None:

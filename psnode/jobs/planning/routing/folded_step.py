@@ -127,6 +127,7 @@ class _FoldedJob:
             closed = [self._closed(index, done) for index, done in enumerate(encoded)]
             known = hosts.wait(scenario.round_trip / 2, closed)  # the master is informed
             complete = [hosts.wait(scenario.round_trip / 2, [known])]
+            hosts.occupy(rank, (2 + len(roots.get(rank, []))) * hosts.costs.message, [worker.last])
             arrived = [[self._weights(index, done)] for index, done in enumerate(closed)]
 
     def _copies(self, root: int) -> int:
