@@ -14,7 +14,7 @@ from psnode.exchange.routes.route import Route
 from psnode.exchange.shard.executor import most_lanes
 from psnode.jobs.planning.fluid.simulation import Graph
 from psnode.jobs.planning.profile import GroupCosts, Profile, SchemeCosts
-from psnode.jobs.planning.scenario import CODING, MASTER, PASSES, HostModels, Scenario
+from psnode.jobs.planning.scenario import CODING, LINK, MASTER, PASSES, HostModels, Scenario
 from psnode.plans.prediction import MOST_SPANS, PredictedSpan
 from psnode.plans.roles import MASTER as MASTER_RANK
 from psnode.plans.roles import Layout
@@ -195,12 +195,16 @@ class _Job:
 def steady(graph: Graph, hosts: HostModels, begins: Sequence[Sequence[int]]) -> StepTime:
     """Run the graph, and return the time of its last step.
 
-    The step is the time between the last two beginnings of a backward pass, as a mean over the workers. `begins`: see _Job.
+    The step is the time between the last two beginnings of a backward pass, as a mean over the workers, but at least the time
+    in which the links carry the bytes of a step. `begins`: see _Job.
     """
     schedule = graph.run()
     start, stop = (sum(float(schedule.begin[index]) for index in marks) / len(marks) for marks in begins[-2:])
     spent = schedule.path(begins[-1][0], float(schedule.begin[begins[-2][0]]), graph.kinds)
-    return StepTime(stop - start, spent, hosts.cores_in_use(schedule, start, stop))
+    longer = max(0.0, hosts.link_seconds(len(begins)) - (stop - start))
+    if longer:
+        spent[LINK] = spent.get(LINK, 0.0) + longer
+    return StepTime(stop - start + longer, spent, hosts.cores_in_use(schedule, start, stop))
 
 
 class StepWorker:

@@ -34,7 +34,7 @@ class Scenario:
     cores: int
     shared: bool = False
     burst: float = 0.0
-    uneven: float = 0.4
+    uneven: float = 0.0
     master_rate: float | None = None
 
     def latency(self, costs: HostCosts) -> float:
@@ -146,6 +146,16 @@ class HostModels:
     def wait(self, seconds: float, follows: Iterable[int]) -> int:
         """Add a delay of `seconds` that uses neither cores nor links, and return its activity."""
         return self._graph.add(LATENCY, seconds, [self._delay], follows)
+
+    def link_seconds(self, steps: int) -> float:
+        """Return the seconds that the bytes of a step take on the link where they take longest, without bursts.
+
+        `steps`: the number of steps in the graph. No step of a long job is shorter, although bursts may carry the bytes of a few.
+        """
+        places, resources = np.array(self._graph.places).T.ravel(), self._graph.resources
+        found = np.bincount(places, np.tile(self._graph.work, 2), len(resources))
+        links = [link for host in self.hosts for link in (host.inward, host.outward) if link is not None]
+        return max((float(found[link]) / steps / resources[link].capacity for link in links), default=0.0)
 
     def cores_in_use(self, schedule: ActivityTimes, start: float, stop: float) -> float:
         """Return the mean share of cores in use between two times, on the host where this share is greatest."""

@@ -74,6 +74,31 @@ def test_a_token_bucket_carries_its_burst_at_once_and_saves_again_in_pauses() ->
     assert graph.run().end[ends].tolist() == pytest.approx([1.0, 1.5, 2.3], abs=1e-6)
 
 
+def test_messages_get_a_burst_one_after_another() -> None:
+    """Check three messages of 40 bytes that begin together, at 100 B/s with a burst of 50 bytes.
+
+    The burst carries the first one and a quarter of the second one. Then both others get 50 B/s, until the second one ends.
+    """
+    graph = Graph()
+    link = graph.resource(Resource(100.0, burst=50.0))
+    for _ in range(3):
+        graph.add("message", 40.0, [link])
+    assert sorted(graph.run().end.tolist()) == pytest.approx([0.0, 0.6, 0.7], abs=1e-6)
+
+
+def test_a_burst_ends_where_the_other_link_has_saved_nothing_more() -> None:
+    """Check two messages of 40 bytes from one link with a burst of 60 bytes, each to a link with a burst of 10 bytes.
+
+    Of each message 10 bytes pass immediately. All links have 100 B/s, so that the first one then carries 60 bytes in .6 s. It
+    still has 40 bytes saved, but nobody uses them: a burst is only used when a message begins.
+    """
+    graph = Graph()
+    first, *others = (graph.resource(Resource(100.0, burst=burst)) for burst in (60.0, 10.0, 10.0))
+    for other in others:
+        graph.add("message", 40.0, [first, other])
+    assert graph.run().end.tolist() == pytest.approx([0.6, 0.6], abs=1e-6)
+
+
 @pytest.mark.parametrize(("threads", "seconds"), [(1, 1.0), (2, 1 / 0.8), (3, 1 / 0.6), (6, 2 / 0.6)])
 def test_cores_that_share_caches_are_slower_together(threads: int, seconds: float) -> None:
     """Check three cores that run at .6 of their speed if all of them work: one core alone runs at 1, and two at .8 each."""

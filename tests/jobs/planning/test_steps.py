@@ -81,6 +81,14 @@ def test_the_spans_are_those_of_the_worker_whose_gradient_comes_last() -> None:
     assert found["in"].end - found["in"].begin == pytest.approx(0.2, abs=1e-6)
 
 
+@pytest.mark.parametrize(("nbytes", "seconds"), [(100_000, 0.3), (200_000, 0.4)])
+def test_in_the_long_run_a_burst_carries_nothing(nbytes: int, seconds: float) -> None:
+    """Check passes of .3 s while the master's link carries two gradients of .1 or .2 s, and a burst longer than all steps."""
+    found = job_step(profile(), scheme({"up": nbytes, "ready": 0.2}), Scenario(2, RATE, 0.0, 4, burst=1e9))
+    assert found.seconds == pytest.approx(seconds, abs=1e-6)
+    assert found.spent["link"] == pytest.approx(seconds - 0.3, abs=1e-6)
+
+
 def test_a_scheme_without_groups_has_no_spans() -> None:
     assert step_spans(profile(), scheme(), Scenario(2, RATE, 0.0, 4)) == ()
 

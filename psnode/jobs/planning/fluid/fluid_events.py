@@ -186,23 +186,18 @@ def _begin(
 def _spend(activities: Records, resources: Records, active: Numbers, left: Reals) -> None:
     """Do a part of the work of active activities immediately, as far as their resources have saved capacity for bursts.
 
-    An activity on two resources does no more of it than both resources allow.
+    The first activity takes as much of it as both of its resources allow, then the second one, and so on.
     """
-    _clear(activities, resources, active)
-    parts = np.empty(resources.size)
-    for place in range(resources.size):
-        parts[place] = resources[place].saved / max(resources[place].count, 1.0)
-        resources[place].sum = 0.0
-    parts[0] = np.inf  # the second place of activities that use only one resource
     for i in range(active.size):
         one, other = activities[active[i]].one, activities[active[i]].other
-        done = min(min(parts[one], parts[other]), left[i] * (1 - 1e-9))
+        done = left[i] * (1 - 1e-9)
+        for place in (one, other):
+            if place:  # 0 stands for no resource
+                done = min(done, resources[place].saved)
         left[i] -= done
-        resources[one].sum += done
-        resources[other].sum += done
-    for place in range(resources.size):
-        if resources[place].burst:
-            resources[place].saved -= resources[place].sum
+        for place in (one, other):
+            if place:
+                resources[place].saved -= done
 
 
 @kernel
