@@ -44,6 +44,10 @@ def _with_rules(command: Callable[..., int]) -> Callable[..., int]:
 @click.option(
     "--round-trip", type=FiniteRange(0), default=0.2, show_default=True, metavar="MS", help="Round trip of a message in ms."
 )
+@click.option(
+    "--uneven", type=FiniteRange(0, 0.9), default=0.0, show_default=True, metavar="SHARE",
+    help="Connections get up to this share more or less of a link than equal parts of it.",
+)  # fmt: skip
 @click.option("--cores", type=click.IntRange(1), help="Cores of every host.  [default: those of the measured host]")
 @click.option(
     "--jitter", type=FiniteRange(0), metavar="SIGMA",
@@ -91,8 +95,9 @@ def simulate(profile: Path, workers: int, rate: str, scheme: str, steps: int, **
         raise ConfigurationError("--timeline writes into --train-dir: name the directory, or leave it out")
     rules = {name: given[name] for name in _RULES if given[name] is not None}
     scenario = Scenario(
-        workers, None if rate == _NO_RATE else rate_of(rate), given["round_trip"] / 1e3, given["cores"] or found.host.cores
-    )
+        workers, None if rate == _NO_RATE else rate_of(rate), given["round_trip"] / 1e3, given["cores"] or found.host.cores,
+        uneven=given["uneven"],
+    )  # fmt: skip
     own = found.host.durations if given["jitter"] is None and given["pass_times"] is None else ()
     measured = durations_of(given["pass_times"]) if given["pass_times"] else own
     disturbances = Disturbances(
@@ -107,7 +112,7 @@ def simulate(profile: Path, workers: int, rate: str, scheme: str, steps: int, **
     asked = {
         "model": found.model, "workers": workers, "rate": rate, "scheme": scheme, "steps": steps, **rules,
         "pass_times": f"{given['pass_times'] or (profile if own else '')}", "jitter": given["jitter"] or 0.0,
-        **{name: given[name] for name in ("round_trip", "seed", "stops", "kills", "detection")},
+        **{name: given[name] for name in ("round_trip", "uneven", "seed", "stops", "kills", "detection")},
     }  # fmt: skip
     if given["train_dir"] is not None:
         write_records(given["train_dir"], job, found.nbytes // 4, asked)

@@ -71,6 +71,20 @@ def test_a_job_goes_on_without_a_worker_and_its_records_have_no_violations(
     assert violations(run, 0) == []
 
 
+@pytest.mark.parametrize(("flags", "first"), [([], [1, 2]), (["--uneven", "0.4"], [2])])
+def test_an_uneven_link_gives_the_last_worker_the_greatest_share(
+    flags: list[str], first: list[int], file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Check a slow link on which the gradients of two workers arrive together, or that of rank 2 first, and a round that one
+    of them closes.
+    """
+    asked = ["-n", "2", "--rate", "10kbit", "--jitter", "0", "--steps", "2", "--consistency", "kofn", "--num-aggregate", "1"]
+    assert main(words(file, *asked, "--aggregate-order", "arrival", *flags, "--json")) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["versions"][0]["contributors"] == first
+    assert found["uneven"] == (0.4 if flags else 0.0)
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_the_records_are_those_of_a_run_without_violations(rule: str, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Check by the checker of real histories that no gradient is used twice or too late, and that no step is missing,
