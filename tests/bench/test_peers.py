@@ -18,9 +18,10 @@ from psnode.bench.contest.combine import combine, load, tables
 from psnode.bench.contest.contender_run import ContenderRun, Point, step_durations
 from psnode.bench.contest.contenders import Ddp, Psnode, SharedSettings
 from psnode.bench.contest.standings import plot, row, show, with_ratios
-from psnode.bench.contest.step_marks import Exchange, HostTraffic, Mark, Metered, read_marks
+from psnode.bench.contest.step_marks import Exchange, HostTraffic, Mark, Metered, MeteredTask, metered, read_marks
 from psnode.errors import ConfigurationError
 from psnode.jobs.planning.ddp_hooks import Communication
+from psnode.task import Task, load_task
 from psnode.tasks.classification import Classification
 from psnode.tasks.data.sampler import Sampler
 
@@ -113,24 +114,48 @@ def test_the_command_measures_the_floor_and_powersgd_and_writes_a_file(
     assert floor["ratios"] == {"floor": 1.0, "best_ddp": pytest.approx(1 / peer["ratios"]["floor"]), "unshaped_ddp": None}
 
 
-def test_a_metered_task_is_the_task_and_marks_every_backward_pass(tmp_path: Path) -> None:
-    options = {"marks": str(tmp_path), "network": "LeNet", "dataset": "synthetic", "seed": "3", "shape": "1,28,28"}
-    metered = Metered(options)
-    plain = Classification("LeNet", "synthetic", seed=3, options={"shape": "1,28,28"})
+LENET = Classification("LeNet", "synthetic", seed=3, options={"shape": "1,28,28"})
+LSTM = {"task": str(Path(__file__).parents[2] / "examples" / "charlm.py"), "width": "8", "length": "4"}
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "plain"),
+    [
+        ({"network": "LeNet", "dataset": "synthetic", "seed": "3", "shape": "1,28,28"}, Metered, LENET),
+        (LSTM, MeteredTask, load_task(LSTM["task"], {"width": "8", "length": "4"})),
+    ],
+)
+def test_a_metered_task_is_the_task_and_marks_every_backward_pass(
+    options: dict[str, str], kind: type[Task], plain: Task, tmp_path: Path
+) -> None:
+    task = metered({"marks": str(tmp_path), **options})
+    assert type(task) is kind and not task.constrains
     torch.manual_seed(0)
-    model = metered.model()
-    batch = metered.train_data().batch(np.arange(4), None)
+    model = task.model()
+    batch = task.train_data().batch(np.arange(4), None)
     losses = []
     for _ in range(5):
-        loss, _ = metered.loss(model, batch)
+        loss, _ = task.loss(model, batch)
         loss.backward()  # type: ignore[no-untyped-call]
         losses.append(float(loss.detach()))
-    assert losses == [float(plain.loss(model, plain.train_data().batch(np.arange(4), None))[0].detach())] * 5
+    same = plain.train_data().batch(np.arange(4), None)
+    assert losses == [float(plain.loss(model, same)[0].detach())] * 5
+    assert task.size(batch) == plain.size(same)
     [file] = tmp_path.iterdir()
     file.rename(tmp_path / "some-host-2.jsonl")
     [marks] = read_marks(tmp_path, 3)
     assert len(marks) == 3
     assert marks == sorted(marks)
+
+
+def test_contenders_train_the_task_that_they_share(tmp_path: Path) -> None:
+    ground = SharedSettings(network="LSTM", task="charlm.py", options=(("width", "8"),))
+    words = Psnode("qsgd").arguments(ground, tmp_path)
+    assert "psnode.bench.contest.step_marks:MeteredTask" in words
+    assert {"task=charlm.py", "width=8"} < set(words) and "network=LSTM" not in words
+    Ddp("fp32").command(ground, tmp_path)
+    options = json.loads((tmp_path / "program.json").read_text())["options"]
+    assert options == {"marks": str(tmp_path / "marks"), "task": "charlm.py", "width": "8"}
 
 
 def test_marks_come_by_the_number_of_the_host(tmp_path: Path) -> None:

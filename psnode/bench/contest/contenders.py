@@ -22,7 +22,8 @@ class SharedSettings:
     """Settings that all contenders share.
 
     `batch`: examples per worker and step. `evaluate_every`: steps between checkpoints; 0: no checkpoints. `options`: options of
-    the data set.
+    the data set. `task`: a task as in `--task` of train, in place of network and data set; `options` are then its options, and
+    its accuracy is not measured.
     """
 
     network: str = "torchvision:resnet18"
@@ -35,9 +36,12 @@ class SharedSettings:
     seed: int = 1
     steps: int = 36
     evaluate_every: int = 0
+    task: str | None = None
 
     def task_options(self, marks: Path) -> dict[str, str]:
-        """Return the options of `psnode.bench.contest.step_marks.Metered`."""
+        """Return the options of `psnode.bench.contest.step_marks.metered`."""
+        if self.task is not None:
+            return {"marks": str(marks), "task": self.task, **dict(self.options)}
         found = {"marks": str(marks), "network": self.network, "dataset": self.dataset, "seed": str(self.seed)}
         return {**found, **({"data_dir": self.data_dir} if self.data_dir else {}), **dict(self.options)}
 
@@ -116,7 +120,7 @@ class Psnode:
         """Return the arguments of the command `psnode`, the same on every rank."""
         options = ground.task_options(folder / "marks")
         # no progress lines, since their figures sometimes cost a pass over the gradients
-        task = "Exchange" if self.alone else "Metered"
+        task = "Exchange" if self.alone else "Metered" if ground.task is None else "MeteredTask"
         flags = {
             "--task": f"psnode.bench.contest.step_marks:{task}", "--batch-size": ground.batch, "--lr": ground.lr,
             "--seed": ground.seed, "--threads": 1, "--max-steps": ground.steps,

@@ -20,7 +20,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from psnode.bench.contest.step_marks import Metered
+from psnode.bench.contest.step_marks import metered
 from psnode.jobs.planning.ddp_hooks import Communication, wrap
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class ProcessSettings:
     """Settings of every process.
 
-    `options`: options of `Metered`. `batch`: examples per worker. `evaluate_every`: steps between checkpoints; 0: no
+    `options`: options of `metered`. `batch`: examples per worker. `evaluate_every`: steps between checkpoints; 0: no
     checkpoints. `cosine`: True to lower `lr` along half a cosine to 0. `workers`: number of ranks that take part, from rank 0
     on; 0: all ranks. `directory`: folder for checkpoints (step-NNNNNNNN.safetensors, in the format of psnode's weights).
     """
@@ -66,7 +66,7 @@ def train(program: ProcessSettings) -> None:
         os.environ["WORLD_SIZE"] = str(program.workers)
     dist.init_process_group("gloo", timeout=timedelta(seconds=program.deadline))
     rank, size = dist.get_rank(), dist.get_world_size()
-    task = Metered(program.options)
+    task = metered(program.options)
     torch.manual_seed(program.seed)
     model = task.model()
     data = task.train_data()

@@ -18,10 +18,10 @@ import time
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from psnode.config.plain_json import to_json
-from psnode.task import Batch
+from psnode.task import Batch, Task, load_task
 from psnode.tasks.classification import Classification
 from psnode.transport.mpi.environment import place
 
@@ -69,6 +69,21 @@ class HostTraffic(NamedTuple):
         return cls(sent, received, sent - HEADER_BYTES * out, received - HEADER_BYTES * back)
 
 
+class _MarkFile:
+    """The file in the directory `folder` with this rank's marks."""
+
+    def __init__(self, folder: str | None) -> None:
+        self._path = Path(folder or ".") / f"{socket.gethostname()}-{_rank()}.jsonl"
+
+    def mark(self, loss: torch.Tensor) -> None:
+        """Write a mark when the backward pass of `loss` begins."""
+        loss.register_hook(self._write)  # type: ignore[no-untyped-call]
+
+    def _write(self, gradient: torch.Tensor) -> None:
+        with self._path.open("a") as file:
+            file.write(to_json(Mark.now()) + "\n")
+
+
 class Metered(Classification):
     """Image classification that writes a mark to the directory `marks` at the beginning of every backward pass.
 
@@ -78,7 +93,7 @@ class Metered(Classification):
     def __init__(self, options: Mapping[str, str] | None = None) -> None:
         rest = dict(options or {})
         own = {name: rest.pop(name, None) for name in ("marks", "network", "dataset", "data_dir", "seed")}
-        self._path = Path(own["marks"] or ".") / f"{socket.gethostname()}-{_rank()}.jsonl"
+        self._marks = _MarkFile(own["marks"])
         super().__init__(
             own["network"] or "LeNet", own["dataset"] or "digits", own["data_dir"], seed=int(own["seed"] or 0), options=rest
         )
@@ -86,12 +101,8 @@ class Metered(Classification):
     def loss(self, model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return loss and outputs of Classification; the backward pass of the loss writes a mark."""
         loss, outputs = super().loss(model, batch)
-        loss.register_hook(self._mark)  # type: ignore[no-untyped-call]
+        self._marks.mark(loss)
         return loss, outputs
-
-    def _mark(self, gradient: torch.Tensor) -> None:
-        with self._path.open("a") as file:
-            file.write(to_json(Mark.now()) + "\n")
 
 
 class Exchange(Metered):
@@ -109,12 +120,48 @@ class Exchange(Metered):
             self._gradients = [1e-3 * torch.randn(weights.numel(), generator=generator) for weights in model.parameters()]
         products = [torch.dot(w.reshape(-1), c) for w, c in zip(model.parameters(), self._gradients, strict=True)]
         loss = torch.stack(products).sum()
-        loss.register_hook(self._mark)  # type: ignore[no-untyped-call]
+        self._marks.mark(loss)
         return loss, loss.detach()
 
     def metrics(self, outputs: torch.Tensor, batch: Batch) -> dict[str, float]:
         """Return no metrics."""
         return {}
+
+
+class MeteredTask(Task):
+    """Another task, of which every backward pass writes a mark as in Metered.
+
+    `options`: marks; task, which names the other task (psnode.task.load_task); and the other task's own options. An optimizer,
+    a learning rate or a constraint of the other task does not count.
+    """
+
+    def __init__(self, options: Mapping[str, str] | None = None) -> None:
+        super().__init__(options)
+        rest = dict(self.options)
+        self._marks, self._task = _MarkFile(rest.pop("marks", None)), load_task(rest.pop("task"), rest)
+
+    def model(self) -> torch.nn.Module:
+        return self._task.model()
+
+    def train_data(self) -> Any:
+        return self._task.train_data()
+
+    def eval_data(self) -> Any:
+        return self._task.eval_data()
+
+    def loss(self, model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, Any]:
+        """Return loss and outputs of the other task; the backward pass of the loss writes a mark."""
+        loss, outputs = self._task.loss(model, batch)
+        self._marks.mark(loss)
+        return loss, outputs
+
+    def size(self, batch: Batch) -> int:
+        return self._task.size(batch)
+
+
+def metered(options: Mapping[str, str]) -> Task:
+    """Return the task that `options` describe: MeteredTask if they name a task, otherwise Metered."""
+    return (MeteredTask if "task" in options else Metered)(options)
 
 
 def _rank() -> int:
