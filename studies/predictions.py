@@ -1,10 +1,10 @@
 """`python -m studies.predictions`: step times predicted by `psnode plan`, compared with those on emulated hosts; needs root.
 
-A situation is a combination of --network, --rate and --workers. The study takes all of them, or --situations of them, drawn by
---seed. In each situation all contenders are measured as in `psnode bench peers`, every scheme under each --topology and with a
-timeline. Contenders
-whose predicted step takes more than --most seconds are left out, and so are schemes that train refuses under a topology. A
-profile is measured once for each network, in this process, before the first job. All hosts share this machine's cores.
+A situation is a combination of --network, --rate and --workers; the network LSTM is that of examples/charlm.py. The study takes
+all of them, or --situations of them, drawn by --seed. In each situation all contenders are measured as in `psnode bench peers`,
+every scheme under each --topology and with a timeline. Contenders whose predicted step takes more than --most seconds are left
+out, and so are schemes that train refuses under a topology. A profile is measured once for each network, in this process, before
+the first job. All hosts share this machine's cores.
 
 The speed of a machine that others use too changes within minutes. So the passes of the network are timed again before and after
 each cell, and the cell is also predicted from a profile at their mean speed. These predictions are shown, and not counted.
@@ -33,7 +33,7 @@ from psnode.config.cores import usable_cores
 from psnode.config.declaration import option
 from psnode.config.load import load
 from psnode.errors import ConfigurationError, TransportError
-from psnode.jobs.planning.forecast import Forecast, forecasts
+from psnode.jobs.planning.forecast import Forecast, forecasts, judge
 from psnode.jobs.planning.profile import Profile
 from psnode.jobs.planning.profiling import measure as measure_profile
 from psnode.jobs.planning.routing.routed_groups import USUAL
@@ -44,11 +44,12 @@ from studies.machine_speed import RepeatedPasses, slowed
 
 MEDIAN, MOST_OF, WORST = 0.05, 0.10, 0.20
 _SHARE = 0.9  # share of the cells whose error must not exceed MOST_OF
+_TASKS = {"LSTM": str(Path(__file__).parents[1] / "examples" / "charlm.py")}  # tasks that count as networks
 _BATCHES = {"LeNet": 32, "ResNet18": 16, "torchvision:resnet18": 16, "VGG11": 16}
 
 
 class Situation(NamedTuple):
-    """A network, the rate of the links as text (none: not limited), and a number of workers."""
+    """A network or "LSTM", the rate of the links as text (none: not limited), and a number of workers."""
 
     network: str
     rate: str
@@ -59,7 +60,7 @@ class Situation(NamedTuple):
 class Options:
     """Options of `python -m studies.predictions`."""
 
-    network: tuple[str, ...] = option(("LeNet", "ResNet18", "VGG11"), "Repeat for more.", repeated=True)
+    network: tuple[str, ...] = option(("LeNet", "ResNet18", "VGG11", "LSTM"), "Repeat for more.", repeated=True)
     rate: tuple[str, ...] = option(("10mbit", "100mbit", "1gbit", "none"), "Of the links; repeat for more.", repeated=True)
     workers: tuple[int, ...] = option((2, 4, 6), "Repeat for more.", minimum=1, repeated=True, metavar="P", aliases=("-n",))
     scheme: tuple[str, ...] = option(("dense", "bf16", "qsgd", "topk", "polar-2bit"), "Repeat for more.", repeated=True)
@@ -88,8 +89,8 @@ def measure(options: Options) -> Found:
     A row has the situation, `name`, `predicted` and `measured` (a list) in seconds, and `off`, which is predicted / median of
     measured - 1. `waits` and `waited`: what most of the step waits for, as predicted and as measured (see studies.path_shares);
     the latter is None for DDP. `slowdown`: the duration of passes beside the cell, relative to that in the profile. `then`: the
-    prediction at this speed, in seconds. Raises ConfigurationError for a scheme that train refuses, and for a topology whose
-    jobs `psnode bench peers` cannot measure.
+    prediction at this speed, in seconds. `lossy`, `doubtful`: see psnode.jobs.planning.forecast.Forecast. Raises
+    ConfigurationError for a scheme that train refuses, and for a topology whose jobs `psnode bench peers` cannot measure.
     """
     floors = dict[str, float]()
     return Found(_rows(options, floors), {"floors": floors})
@@ -108,7 +109,7 @@ def _rows(options: Options, floors: dict[str, float]) -> Iterator[dict[str, Any]
 
 
 def profile_of(network: str, schemes: Sequence[str]) -> Profile:
-    """Return the profile of `network` under `schemes`, with batches of synthetic images.
+    """Return the profile of `network` under `schemes`, with batches of synthetic images, or of characters for the LSTM.
 
     A scheme may be followed by flags of train.
     """
@@ -118,7 +119,8 @@ def profile_of(network: str, schemes: Sequence[str]) -> Profile:
 
 
 def _base(network: str) -> dict[str, Any]:
-    return {"network": network, "dataset": "synthetic", "batch_size": _batch(network), "threads": 1, "lr": 0.01}
+    data = {"task": _TASKS[network]} if network in _TASKS else {"network": network, "dataset": "synthetic"}
+    return {**data, "batch_size": _batch(network), "threads": 1, "lr": 0.01}
 
 
 def _batch(network: str) -> int:
@@ -140,7 +142,10 @@ def _cells(situation: Situation, profile: Profile, passes: RepeatedPasses, optio
     scenario = Scenario(situation.workers, rate, ROUND_TRIP, usable_cores(), shared=True, burst=BURST)
     expected = forecasts(profile, scenario, options.topology)
     steps = options.warmup + options.steps + 1
-    shared = SharedSettings(network=situation.network, workers=situation.workers, batch=_batch(situation.network), steps=steps)
+    network = situation.network
+    shared = SharedSettings(
+        network=network, task=_TASKS.get(network), workers=situation.workers, batch=_batch(network), steps=steps
+    )
     for forecast, contender in contenders_of(options, expected):
         name = forecast.label
         if forecast.seconds > options.most:
@@ -160,7 +165,7 @@ def _cells(situation: Situation, profile: Profile, passes: RepeatedPasses, optio
         yield {
             **situation._asdict(), "name": name, "predicted": forecast.seconds, "measured": taken, "off": off,
             "binds": forecast.binds, "spent": forecast.spent, "waits": path_shares.predicted(forecast.spent),
-            "waited": trials[0][1], "slowdown": slowdown, "then": then,
+            "waited": trials[0][1], "slowdown": slowdown, "then": then, "lossy": forecast.lossy, "doubtful": forecast.doubtful,
         }  # fmt: skip
 
 
@@ -187,12 +192,35 @@ def within(rows: Sequence[Row], off: Callable[[Row], float] = lambda row: float(
 
 def regrets(rows: Sequence[Row]) -> list[float]:
     """Return for each situation the measured step time of the predicted winner, relative to that of the fastest contender."""
+    return [_seconds(min(own, key=lambda row: float(row["predicted"]))) / min(map(_seconds, own)) for own in _by_situation(rows)]
+
+
+def verdict_losses(rows: Sequence[Row]) -> list[float]:
+    """Return for each situation the measured step time of what the verdict names, relative to that of the fastest contender.
+
+    The verdict is that of `psnode plan` on the predicted step times. Contenders that it never names, because their accuracy is
+    doubtful, are left out.
+    """
     found = []
-    for situation in dict.fromkeys((row["network"], row["rate"], row["workers"]) for row in rows):
-        own = [row for row in rows if (row["network"], row["rate"], row["workers"]) == situation]
-        chosen = min(own, key=lambda row: row["predicted"])
-        found.append(statistics.median(chosen["measured"]) / min(statistics.median(row["measured"]) for row in own))
+    for own in _by_situation(rows):
+        expected = [
+            Forecast(row["name"], row["predicted"], {}, 0.0, "", 0, lossy=row["lossy"], doubtful=row["doubtful"]) for row in own
+        ]
+        named = judge(expected).best.name
+        able = [row for row in own if row["name"] == named or not (row["lossy"] and row["doubtful"])]
+        found.append(next(_seconds(row) for row in able if row["name"] == named) / min(map(_seconds, able)))
     return found
+
+
+def _by_situation(rows: Sequence[Row]) -> list[list[Row]]:
+    found = dict[tuple[str, str, int], list[Row]]()
+    for row in rows:
+        found.setdefault((row["network"], row["rate"], row["workers"]), []).append(row)
+    return list(found.values())
+
+
+def _seconds(row: Row) -> float:
+    return statistics.median(row["measured"])
 
 
 def _foot(result: Result) -> str:
@@ -202,6 +230,8 @@ def _foot(result: Result) -> str:
         f"Error: {_shown(within(rows))}.",
         f"Chosen over best: median {statistics.median(lost):.3f}, worst {lost[-1]:.3f}.",
     ]
+    if all("doubtful" in row for row in rows):
+        parts.append(f"What the verdict names over the best: worst {max(verdict_losses(rows)):.3f}.")
     if all("then" in row for row in rows):
         parts.append(f"At the machine's speed beside each cell: {_shown(within(rows, _off_then))}.")
     if known := [row for row in rows if row.get("waited")]:

@@ -15,7 +15,7 @@ from psnode.errors import ConfigurationError, TransportError
 from psnode.jobs.planning.forecast import Forecast
 from studies import predictions
 from studies.harness import page, run
-from studies.predictions import STUDY, Options, Situation, drawn, regrets, within
+from studies.predictions import STUDY, Options, Situation, drawn, regrets, verdict_losses, within
 
 
 def _span(rank: int, name: str, start: float, stop: float, **facts: int) -> dict[str, Any]:
@@ -36,7 +36,7 @@ SPANS = [
 
 def test_a_draw_is_a_part_of_all_situations_and_the_same_for_a_seed() -> None:
     every = drawn(Options(situations=0))
-    assert len(every) == len(set(every)) == 3 * 4 * 3
+    assert len(every) == len(set(every)) == 4 * 4 * 3
     some = drawn(Options(situations=16, seed=5))
     assert some == drawn(Options(situations=16, seed=5)) != drawn(Options(situations=16, seed=6))
     assert len(set(some)) == 16
@@ -66,6 +66,18 @@ def test_errors_are_counted_whatever_their_sign() -> None:
 def test_a_choice_costs_its_measured_step_over_that_of_the_best() -> None:
     rows = [row("a", 1.0, 1.5), row("b", 1.1, 1.2), row("c", 2.0, 3.0), row("a", 1.0, 1.0, 4), row("b", 1.2, 1.1, 4)]
     assert regrets(rows) == pytest.approx([1.25, 1.0])
+
+
+def test_the_verdict_costs_the_measured_step_of_what_it_names_over_that_of_the_best_it_could_name() -> None:
+    """Check a verdict for a scheme that is 1 % slower but loses nothing, beside a doubtful one, and a verdict to compress."""
+    exact, coded, doubtful = (
+        {"lossy": lossy, "doubtful": doubtful} for lossy, doubtful in ((False, False), (True, False), (True, True))
+    )
+    rows = [
+        row("dense", 1.0, 1.1) | exact, row("qsgd", 0.99, 0.8) | coded, row("x", 0.5, 0.5) | doubtful,
+        row("dense", 1.0, 0.7, 4) | exact, row("qsgd", 0.5, 0.6, 4) | coded,
+    ]  # fmt: skip
+    assert verdict_losses(rows) == pytest.approx([1.1 / 0.8, 1.0])
 
 
 def test_cells_that_take_too_long_and_jobs_that_fail_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,6 +117,7 @@ def test_cells_that_take_too_long_and_jobs_that_fail_are_left_out(monkeypatch: p
     assert "| FC | none | 2 | bf16 | 180.0 | 200.0 | -10.0 | 1.20 | +8.0 | messages | master |" in shown
     assert "At the machine's speed beside each cell: median 24.0 %, nine of ten cells within 40.0 %, worst 40.0 %." in shown
     assert "predicted correctly in 0 of 1 cells" in shown
+    assert "What the verdict names over the best: worst 1.000." in shown
     assert STUDY.passed(found) is False
     assert STUDY.passed({"rows": [row("a", 1.04, 1.0)]}) is True
 
