@@ -114,20 +114,18 @@ def test_the_command_measures_the_floor_and_powersgd_and_writes_a_file(
     assert floor["ratios"] == {"floor": 1.0, "best_ddp": pytest.approx(1 / peer["ratios"]["floor"]), "unshaped_ddp": None}
 
 
-LENET = Classification("LeNet", "synthetic", seed=3, options={"shape": "1,28,28"})
 LSTM = {"task": str(Path(__file__).parents[2] / "examples" / "charlm.py"), "width": "8", "length": "4"}
+IMAGES = {"network": "LeNet", "dataset": "synthetic", "seed": "3", "shape": "1,28,28"}
 
 
-@pytest.mark.parametrize(
-    ("options", "kind", "plain"),
-    [
-        ({"network": "LeNet", "dataset": "synthetic", "seed": "3", "shape": "1,28,28"}, Metered, LENET),
-        (LSTM, MeteredTask, load_task(LSTM["task"], {"width": "8", "length": "4"})),
-    ],
-)
+@pytest.mark.parametrize(("options", "kind"), [(IMAGES, Metered), (LSTM, MeteredTask)])
 def test_a_metered_task_is_the_task_and_marks_every_backward_pass(
-    options: dict[str, str], kind: type[Task], plain: Task, tmp_path: Path
+    options: dict[str, str], kind: type[Task], tmp_path: Path
 ) -> None:
+    if kind is Metered:
+        plain: Task = Classification("LeNet", "synthetic", seed=3, options={"shape": "1,28,28"})
+    else:
+        plain = load_task(LSTM["task"], {"width": "8", "length": "4"})
     task = metered({"marks": str(tmp_path), **options})
     assert type(task) is kind and not task.constrains
     torch.manual_seed(0)
@@ -139,8 +137,10 @@ def test_a_metered_task_is_the_task_and_marks_every_backward_pass(
         loss.backward()  # type: ignore[no-untyped-call]
         losses.append(float(loss.detach()))
     same = plain.train_data().batch(np.arange(4), None)
-    assert losses == [float(plain.loss(model, same)[0].detach())] * 5
+    expected, outputs = plain.loss(model, same)
+    assert losses == [float(expected.detach())] * 5
     assert task.size(batch) == plain.size(same)
+    assert task.metrics(outputs, batch) == plain.metrics(outputs, same) != {}
     [file] = tmp_path.iterdir()
     file.rename(tmp_path / "some-host-2.jsonl")
     [marks] = read_marks(tmp_path, 3)
@@ -156,6 +156,10 @@ def test_contenders_train_the_task_that_they_share(tmp_path: Path) -> None:
     Ddp("fp32").command(ground, tmp_path)
     options = json.loads((tmp_path / "program.json").read_text())["options"]
     assert options == {"marks": str(tmp_path / "marks"), "task": "charlm.py", "width": "8"}
+    with pytest.raises(ConfigurationError, match="only gradients of networks"):
+        Psnode("qsgd", alone=True).arguments(ground, tmp_path)
+    with pytest.raises(ConfigurationError, match=r"accuracy of the task charlm\.py is not measured"):
+        SharedSettings(task="charlm.py", evaluate_every=5)
 
 
 def test_marks_come_by_the_number_of_the_host(tmp_path: Path) -> None:

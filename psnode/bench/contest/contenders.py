@@ -11,6 +11,7 @@ from psnode.bench.contest.ddp_process import ProcessSettings
 from psnode.config.load import load
 from psnode.config.plain_json import to_json
 from psnode.config.resolve import resolve
+from psnode.errors import ConfigurationError
 from psnode.exchange.routes.refusals import require_straight
 from psnode.jobs.launch import find_mpirun
 from psnode.jobs.planning.ddp_hooks import Communication
@@ -22,8 +23,9 @@ class SharedSettings:
     """Settings that all contenders share.
 
     `batch`: examples per worker and step. `evaluate_every`: steps between checkpoints; 0: no checkpoints. `options`: options of
-    the data set. `task`: a task as in `--task` of train, in place of network and data set; `options` are then its options, and
-    its accuracy is not measured.
+    the data set. `task`: a task as in `--task` of train, in place of network and data set; `options` are then its options. Its
+    training data must be a psnode.task.Data. Raises ConfigurationError for a task with `evaluate_every`, since accuracies are
+    measured only of networks that classify images.
     """
 
     network: str = "torchvision:resnet18"
@@ -37,6 +39,10 @@ class SharedSettings:
     steps: int = 36
     evaluate_every: int = 0
     task: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.task is not None and self.evaluate_every:
+            raise ConfigurationError(f"the accuracy of the task {self.task} is not measured: leave evaluate_every at 0")
 
     def task_options(self, marks: Path) -> dict[str, str]:
         """Return the options of `psnode.bench.contest.step_marks.metered`."""
@@ -117,7 +123,12 @@ class Psnode:
         ]  # fmt: skip
 
     def arguments(self, ground: SharedSettings, folder: Path) -> list[str]:
-        """Return the arguments of the command `psnode`, the same on every rank."""
+        """Return the arguments of the command `psnode`, the same on every rank.
+
+        Raises ConfigurationError for a task whose gradients are only exchanged.
+        """
+        if self.alone and ground.task is not None:
+            raise ConfigurationError("only gradients of networks are exchanged without training, not those of a task")
         options = ground.task_options(folder / "marks")
         # no progress lines, since their figures sometimes cost a pass over the gradients
         task = "Exchange" if self.alone else "Metered" if ground.task is None else "MeteredTask"

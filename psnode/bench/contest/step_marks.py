@@ -131,8 +131,8 @@ class Exchange(Metered):
 class MeteredTask(Task):
     """Another task, of which every backward pass writes a mark as in Metered.
 
-    `options`: marks; task, which names the other task (psnode.task.load_task); and the other task's own options. An optimizer,
-    a learning rate or a constraint of the other task does not count.
+    `options`: marks; task, which names the other task (psnode.task.load_task); and the other task's own options. Parameter
+    groups, an optimizer, a learning rate or a constraint of the other task do not count.
     """
 
     def __init__(self, options: Mapping[str, str] | None = None) -> None:
@@ -154,6 +154,12 @@ class MeteredTask(Task):
         loss, outputs = self._task.loss(model, batch)
         self._marks.mark(loss)
         return loss, outputs
+
+    def metrics(self, outputs: Any, batch: Batch) -> dict[str, float]:
+        return self._task.metrics(outputs, batch)
+
+    def statistics(self, model: torch.nn.Module) -> dict[str, str]:
+        return self._task.statistics(model)
 
     def size(self, batch: Batch) -> int:
         return self._task.size(batch)
