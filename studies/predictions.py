@@ -89,8 +89,8 @@ def measure(options: Options) -> Found:
     A row has the situation, `name`, `predicted` and `measured` (a list) in seconds, and `off`, which is predicted / median of
     measured - 1. `waits` and `waited`: what most of the step waits for, as predicted and as measured (see studies.path_shares);
     the latter is None for DDP. `slowdown`: the duration of passes beside the cell, relative to that in the profile. `then`: the
-    prediction at this speed, in seconds. `lossy`, `doubtful`: see psnode.jobs.planning.forecast.Forecast. Raises
-    ConfigurationError for a scheme that train refuses, and for a topology whose jobs `psnode bench peers` cannot measure.
+    prediction at this speed, in seconds. `lossy`, `doubtful`, `topology`: see psnode.jobs.planning.forecast.Forecast.
+    Raises ConfigurationError for a scheme that train refuses, and for a topology whose jobs `psnode bench peers` cannot measure.
     """
     floors = dict[str, float]()
     return Found(_rows(options, floors), {"floors": floors})
@@ -166,6 +166,7 @@ def _cells(situation: Situation, profile: Profile, passes: RepeatedPasses, optio
             **situation._asdict(), "name": name, "predicted": forecast.seconds, "measured": taken, "off": off,
             "binds": forecast.binds, "spent": forecast.spent, "waits": path_shares.predicted(forecast.spent),
             "waited": trials[0][1], "slowdown": slowdown, "then": then, "lossy": forecast.lossy, "doubtful": forecast.doubtful,
+            "topology": forecast.topology,
         }  # fmt: skip
 
 
@@ -195,21 +196,25 @@ def regrets(rows: Sequence[Row]) -> list[float]:
     return [_seconds(min(own, key=lambda row: float(row["predicted"]))) / min(map(_seconds, own)) for own in _by_situation(rows)]
 
 
-def verdict_losses(rows: Sequence[Row]) -> list[float]:
+def verdict_regrets(rows: Sequence[Row]) -> list[float]:
     """Return for each situation the measured step time of what the verdict names, relative to that of the fastest contender.
 
-    The verdict is that of `psnode plan` on the predicted step times. Contenders that it never names, because their accuracy is
-    doubtful, are left out.
+    The verdict is that of `psnode plan` on the predicted step times of the measured contenders. Contenders that it never names,
+    because their accuracy is doubtful, are left out.
     """
     found = []
     for own in _by_situation(rows):
-        expected = [
-            Forecast(row["name"], row["predicted"], {}, 0.0, "", 0, lossy=row["lossy"], doubtful=row["doubtful"]) for row in own
-        ]
-        named = judge(expected).best.name
+        named = judge([_forecast(row) for row in own]).best.label
         able = [row for row in own if row["name"] == named or not (row["lossy"] and row["doubtful"])]
         found.append(next(_seconds(row) for row in able if row["name"] == named) / min(map(_seconds, able)))
     return found
+
+
+def _forecast(row: Row) -> Forecast:
+    scheme = row["name"].partition(" under --topology ")[0]
+    return Forecast(
+        scheme, row["predicted"], {}, 0.0, "", 0, lossy=row["lossy"], doubtful=row["doubtful"], topology=row["topology"]
+    )
 
 
 def _by_situation(rows: Sequence[Row]) -> list[list[Row]]:
@@ -220,7 +225,7 @@ def _by_situation(rows: Sequence[Row]) -> list[list[Row]]:
 
 
 def _seconds(row: Row) -> float:
-    return statistics.median(row["measured"])
+    return float(statistics.median(row["measured"]))
 
 
 def _foot(result: Result) -> str:
@@ -231,7 +236,7 @@ def _foot(result: Result) -> str:
         f"Chosen over best: median {statistics.median(lost):.3f}, worst {lost[-1]:.3f}.",
     ]
     if all("doubtful" in row for row in rows):
-        parts.append(f"What the verdict names over the best: worst {max(verdict_losses(rows)):.3f}.")
+        parts.append(f"Named by the verdict, over the best: worst {max(verdict_regrets(rows)):.3f}.")
     if all("then" in row for row in rows):
         parts.append(f"At the machine's speed beside each cell: {_shown(within(rows, _off_then))}.")
     if known := [row for row in rows if row.get("waited")]:

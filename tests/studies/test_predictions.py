@@ -15,7 +15,7 @@ from psnode.errors import ConfigurationError, TransportError
 from psnode.jobs.planning.forecast import Forecast
 from studies import predictions
 from studies.harness import page, run
-from studies.predictions import STUDY, Options, Situation, drawn, regrets, verdict_losses, within
+from studies.predictions import STUDY, Options, Situation, drawn, regrets, verdict_regrets, within
 
 
 def _span(rank: int, name: str, start: float, stop: float, **facts: int) -> dict[str, Any]:
@@ -69,15 +69,17 @@ def test_a_choice_costs_its_measured_step_over_that_of_the_best() -> None:
 
 
 def test_the_verdict_costs_the_measured_step_of_what_it_names_over_that_of_the_best_it_could_name() -> None:
-    """Check a verdict for a scheme that is 1 % slower but loses nothing, beside a doubtful one, and a verdict to compress."""
-    exact, coded, doubtful = (
-        {"lossy": lossy, "doubtful": doubtful} for lossy, doubtful in ((False, False), (True, False), (True, True))
-    )
+    """Check a verdict for a scheme that is 1 % slower but loses nothing, beside a doubtful one; a verdict to compress; and one
+    for the star, which is predicted to be 1 % slower than a mesh.
+    """
+    star = {"lossy": True, "doubtful": False, "topology": "star"}
+    exact, coded, doubtful = star | {"lossy": False}, star, star | {"doubtful": True}
     rows = [
         row("dense", 1.0, 1.1) | exact, row("qsgd", 0.99, 0.8) | coded, row("x", 0.5, 0.5) | doubtful,
         row("dense", 1.0, 0.7, 4) | exact, row("qsgd", 0.5, 0.6, 4) | coded,
+        row("qsgd under --topology mesh", 0.5, 0.6, 6) | coded | {"topology": "mesh"}, row("qsgd", 0.505, 0.9, 6) | coded,
     ]  # fmt: skip
-    assert verdict_losses(rows) == pytest.approx([1.1 / 0.8, 1.0])
+    assert verdict_regrets(rows) == pytest.approx([1.1 / 0.8, 1.0, 0.9 / 0.6])
 
 
 def test_cells_that_take_too_long_and_jobs_that_fail_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +119,7 @@ def test_cells_that_take_too_long_and_jobs_that_fail_are_left_out(monkeypatch: p
     assert "| FC | none | 2 | bf16 | 180.0 | 200.0 | -10.0 | 1.20 | +8.0 | messages | master |" in shown
     assert "At the machine's speed beside each cell: median 24.0 %, nine of ten cells within 40.0 %, worst 40.0 %." in shown
     assert "predicted correctly in 0 of 1 cells" in shown
-    assert "What the verdict names over the best: worst 1.000." in shown
+    assert "Named by the verdict, over the best: worst 1.000." in shown
     assert STUDY.passed(found) is False
     assert STUDY.passed({"rows": [row("a", 1.04, 1.0)]}) is True
 
