@@ -34,8 +34,8 @@ _WARMUP = 3
 class RingCosts(NamedTuple):
     """The seconds that an all-reduce takes each rank: for each turn of the ring, and for each byte that the rank sends.
 
-    `turn`: if every thread immediately gets a core when it wakes up. `wake`: the mean of the additional seconds for each turn
-    when both ranks begin after work that occupied a core each. All are 0 if they could not be measured.
+    `turn`: if every thread immediately gets a core when it wakes up. `wake`: the mean of the additional seconds for each turn, in
+    all-reduces that come _TOGETHER after work that occupied a core of each rank. All are 0 if they could not be measured.
     """
 
     turn: float = 0.0
@@ -78,7 +78,7 @@ def be_rank(rank: int) -> None:
 
 
 def all_reduces(rank: int) -> list[list[float]]:
-    """Return the seconds of all-reduces of few values, and of many values, _TOGETHER of which follow other work."""
+    """Return the seconds of all-reduces of few values, and of many values. Other work precedes each _TOGETHER of them."""
     import torch
     from torch import distributed
 
@@ -89,7 +89,7 @@ def all_reduces(rank: int) -> list[list[float]]:
     for size, rounds in _ROUNDS.items():
         array, taken = torch.zeros(size), list[float]()
         for _ in range(_WARMUP + rounds):
-            work.a_while()
+            work.for_a_step()
             for _ in range(_TOGETHER):
                 begin = time.perf_counter()
                 distributed.all_reduce(array)

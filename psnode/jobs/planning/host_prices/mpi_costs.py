@@ -96,7 +96,7 @@ def _small_frames(link: FrameChannel) -> float:
             used = seconds_of_other_threads()
         if link.rank != MASTER:
             _receive_pair(link)
-        work.a_while()
+        work.for_a_step()
         for _ in range(2):
             link.send(other, Kind.PROBE)
         if link.rank == MASTER:

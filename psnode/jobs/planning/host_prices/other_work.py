@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 
 import numpy as np
 
-_BYTES = 16 << 20
+_BYTES, _BLOCKS = 16 << 20, 64
 _SECONDS = 5e-3
 
 
@@ -14,17 +15,19 @@ class OtherWork:
     """Work that takes kernels and tables of others out of the caches, since it reads and writes many bytes."""
 
     def __init__(self) -> None:
-        self._values = np.zeros(_BYTES // 4, np.float32)
+        self._blocks = np.zeros((_BLOCKS, _BYTES // _BLOCKS // 4), np.float32)
 
     def once(self) -> None:
         """Read and write all bytes once."""
-        self._values += 1
+        self._blocks += 1
 
-    def a_while(self) -> None:
+    def for_a_step(self) -> None:
         """Keep a core at work for about as long as a short step takes, so that other threads sleep meanwhile."""
         end = time.perf_counter() + _SECONDS
-        while time.perf_counter() < end:
-            self.once()
+        for block in itertools.cycle(self._blocks):
+            block += 1
+            if time.perf_counter() >= end:
+                return
 
 
 def seconds_of_other_threads() -> float:
