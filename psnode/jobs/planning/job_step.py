@@ -70,6 +70,8 @@ def step_spans(
 ) -> tuple[PredictedSpan, ...]:
     """Return the work, as spans, in the step whose time `job_step` returns. The step lies between the ends of two versions.
 
+    If only a burst made this step shorter than its bytes take, `job_step` returns a longer time than the last span's end.
+
     A version ends when the last of its groups is updated. The spans are those of the root of this group, and of the worker
     whose gradient is the last to reach this root: this worker's work and the frames from and to it. Spans of the same kind
     and group that touch each other are joined. The result is empty if there are more than MOST_SPANS spans, and for a scheme
@@ -147,8 +149,8 @@ class _Job:
             for place, worker in enumerate(workers):
                 encoded = worker.step(arrived[place], complete[place])
                 marks.append(worker.backward)
-                hosts.tell(worker.rank, MASTER_RANK, [worker.last])  # its report
-                hosts.occupy(MASTER_RANK, costs.bookkeeping, [worker.last])
+                report = hosts.tell(worker.rank, MASTER_RANK, [worker.last])
+                hosts.occupy(MASTER_RANK, costs.bookkeeping, [report])
                 for index, done in enumerate(encoded):
                     for root in routes[index].up(worker.rank):
                         there = self._send("in", worker.rank, root, index, costs.groups[index].up, done)
@@ -164,6 +166,9 @@ class _Job:
                 for there in closed
                 for root, done in there.items()
             ]
+            for root in self._roots:
+                if root != MASTER_RANK:
+                    hosts.tell(MASTER_RANK, root, known)  # the order that opens the next round
             for place, worker in enumerate(workers):
                 arrived[place] = [[self._arrival(index, worker.rank, closed[index])] for index in range(len(routes))]
                 complete[place] = [hosts.tell(MASTER_RANK, worker.rank, known)]
@@ -201,10 +206,11 @@ def steady(graph: Graph, hosts: HostModels, begins: Sequence[Sequence[int]]) -> 
     schedule = graph.run()
     start, stop = (sum(float(schedule.begin[index]) for index in marks) / len(marks) for marks in begins[-2:])
     spent = schedule.path(begins[-1][0], float(schedule.begin[begins[-2][0]]), graph.kinds)
-    longer = max(0.0, hosts.link_seconds(len(begins)) - (stop - start))
-    if longer:
-        spent[LINK] = spent.get(LINK, 0.0) + longer
-    return StepTime(stop - start + longer, spent, hosts.cores_in_use(schedule, start, stop))
+    seconds, least = stop - start, hosts.link_seconds(len(begins))
+    if least <= seconds:
+        return StepTime(seconds, spent, hosts.cores_in_use(schedule, start, stop))
+    spent[LINK] = spent.get(LINK, 0.0) + least - seconds
+    return StepTime(least, spent, hosts.cores_in_use(schedule, start, stop) * seconds / least)
 
 
 class StepWorker:

@@ -57,8 +57,8 @@ class HostModel:
         if rate is not None:
             link = Resource(rate / 8 * GOODPUT, burst=burst * GOODPUT)
             self.inward, self.outward = graph.resource(link), graph.resource(link)
-        self.transport = graph.queue()  # the thread that calls MPI, with frames of groups
-        self.beside = graph.queue()  # the same thread with control messages
+        self.transport = graph.queue()  # the thread that calls MPI
+        self.control = graph.queue()  # its work on control messages, which delays no frame in this model
 
 
 class HostModels:
@@ -140,8 +140,8 @@ class HostModels:
         return arrived
 
     def occupy(self, rank: int, seconds: float, follows: Iterable[int]) -> None:
-        """Add work with control messages, which takes `seconds` on a core of `rank`, and for which nothing waits."""
-        self.compute(TRANSPORT, rank, seconds, follows, queue=self.hosts[rank].beside)
+        """Add work on a control message, which takes `seconds` on a core of `rank`, and for which nothing waits."""
+        self.compute(TRANSPORT, rank, seconds, follows, queue=self.hosts[rank].control)
 
     def wait(self, seconds: float, follows: Iterable[int]) -> int:
         """Add a delay of `seconds` that uses neither cores nor links, and return its activity."""
@@ -152,10 +152,9 @@ class HostModels:
 
         `steps`: the number of steps in the graph. No step of a long job is shorter, although bursts may carry the bytes of a few.
         """
-        places, resources = np.array(self._graph.places).T.ravel(), self._graph.resources
-        found = np.bincount(places, np.tile(self._graph.work, 2), len(resources))
-        links = [link for host in self.hosts for link in (host.inward, host.outward) if link is not None]
-        return max((float(found[link]) / steps / resources[link].capacity for link in links), default=0.0)
+        resources = self._graph.resources
+        work = np.bincount(np.array(self._graph.places).T.ravel(), np.tile(self._graph.work, 2), len(resources))
+        return max((work[place] / steps / each.capacity for place, each in enumerate(resources) if each.burst), default=0.0)
 
     def cores_in_use(self, schedule: ActivityTimes, start: float, stop: float) -> float:
         """Return the mean share of cores in use between two times, on the host where this share is greatest."""

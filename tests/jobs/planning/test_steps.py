@@ -43,7 +43,7 @@ def test_a_single_group_passes_the_master_s_link_once_for_each_worker_each_way(w
     direction.
     """
     costs = scheme({"up": 100_000, "down": 50_000, "ready": 0.2})
-    found = job_step(profile(), costs, Scenario(workers, RATE, 0.004, 4, uneven=0.0))
+    found = job_step(profile(), costs, Scenario(workers, RATE, 0.004, 4))
     assert found.seconds == pytest.approx(0.3 + workers * 0.15 + 0.004)
     assert found.spent["link"] == pytest.approx(workers * 0.15)
     assert found.binds == ("link" if workers > 2 else "passes")
@@ -57,7 +57,7 @@ def test_the_spans_of_a_step_of_one_group_follow_one_another(workers: int) -> No
     A frame has arrived half a round trip after its last byte; the frames of all workers share the link.
     """
     costs = scheme({"up": 100_000, "down": 50_000, "ready": 0.2, "encode": 0.01, "apply": 0.02, "decode": 0.03, "update": 0.05})
-    scenario = Scenario(workers, RATE, 0.004, 4, uneven=0.0)
+    scenario = Scenario(workers, RATE, 0.004, 4)
     lengths = {
         "out": workers * 0.05 + 0.002, "apply": 0.02, "passes": 0.3, "encode": 0.01, "in": workers * 0.1 + 0.002,
         "decode": workers * 0.03, "update": 0.05,
@@ -77,7 +77,7 @@ def test_the_spans_are_those_of_the_worker_whose_gradient_comes_last() -> None:
     passed.
     """
     costs = scheme({"up": 100_000, "ready": 0.2})
-    found = {span.kind: span for span in step_spans(profile(), costs, Scenario(2, RATE, 0.0, 4))}
+    found = {span.kind: span for span in step_spans(profile(), costs, Scenario(2, RATE, 0.0, 4, uneven=0.4))}
     assert found["in"].end - found["in"].begin == pytest.approx(0.2, abs=1e-6)
 
 
@@ -89,6 +89,14 @@ def test_in_the_long_run_a_burst_carries_nothing(nbytes: int, seconds: float) ->
     assert found.spent["link"] == pytest.approx(seconds - 0.3, abs=1e-6)
 
 
+def test_cores_are_less_used_in_a_step_that_a_link_makes_longer() -> None:
+    """Check one shared core with passes of .6 s together, while the master's link carries two gradients of .5 s each."""
+    found = job_step(profile(), scheme({"up": 500_000, "ready": 0.2}), Scenario(2, RATE, 0.0, 1, shared=True, burst=1e9))
+    assert found.seconds == pytest.approx(1.0, abs=1e-6)
+    assert found.cores == pytest.approx(0.6, abs=1e-6)
+    assert found.binds != "cores"
+
+
 def test_a_scheme_without_groups_has_no_spans() -> None:
     assert step_spans(profile(), scheme(), Scenario(2, RATE, 0.0, 4)) == ()
 
@@ -98,7 +106,7 @@ def test_what_arrives_before_the_backward_pass_ends_costs_nothing() -> None:
     and is used at .36 s.
     """
     early = {"up": 50_000, "down": 50_000, "ready": 0.05, "needed": 0.09}
-    found = job_step(profile(), scheme(early, {"ready": 0.2, "needed": 0.06}), Scenario(2, RATE, 0.0, 4, uneven=0.0))
+    found = job_step(profile(), scheme(early, {"ready": 0.2, "needed": 0.06}), Scenario(2, RATE, 0.0, 4))
     assert found.seconds == pytest.approx(0.3)
 
 
@@ -111,7 +119,7 @@ def test_frames_through_mpi_take_the_threads_of_both_ends(mpi: float, sent: floa
     """
     host = HostCosts(2e-7, 3e-7, 0.0, 0.0, 4, 1.0, mpi)
     costs = scheme({"up": 100_000, "down": 50_000, "ready": 0.2})
-    found = job_step(profile(host=host), costs, Scenario(3, None, 0.0, 4, uneven=0.0))
+    found = job_step(profile(host=host), costs, Scenario(3, None, 0.0, 4))
     assert found.seconds == pytest.approx(50_000 * max(sent, taken) + 0.3 + 3 * 100_000 * taken)
 
 
@@ -177,7 +185,7 @@ def test_a_step_of_ddp_follows_the_formula_of_the_all_reduce(workers: int, hook:
     """Check the time of one bucket, or of PowerSGD's two factors of a 1000 x 1000 matrix, which follow one another, and
     three milliseconds of DDP itself.
     """
-    found = ddp_step(profile(optimizer=0.01), hook, Scenario(workers, RATE, 0.002, 4, uneven=0.0))
+    found = ddp_step(profile(optimizer=0.01), hook, Scenario(workers, RATE, 0.002, 4))
     turns = 2 * (workers - 1)
     seconds = sum(turns / workers * each / 1e6 + turns * 0.001 for each in nbytes)
     assert found.seconds == pytest.approx(0.313 + seconds)

@@ -17,7 +17,7 @@ def test_a_control_message_does_not_overtake_a_frame(upward: bool, rate: float |
     the threads of both ends 0.1 s.
     """
     loop, heard = EventLoop(), list[tuple[str, float]]()
-    paths = MessagePaths(loop, Scenario(2, rate, 0.02, 4, uneven=0.0), HostCosts(1e-8, 1e-8, 0.0, 0.0, 4, 1.0))
+    paths = MessagePaths(loop, Scenario(2, rate, 0.02, 4), HostCosts(1e-8, 1e-8, 0.0, 0.0, 4, 1.0))
 
     def hear(name: str) -> None:
         heard.append((name, loop.now))

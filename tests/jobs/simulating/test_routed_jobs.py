@@ -66,7 +66,7 @@ def test_in_a_mesh_the_parts_of_gradients_and_weights_pass_every_link_both_ways_
 
     The master learns of the closed groups, and the workers of the version, while the weights pass the links.
     """
-    found = job(costs(*[{"up": 100_000, "down": 50_000}] * workers), "mesh", Scenario(workers, RATE, 0.006, 64, uneven=0.0), 5)
+    found = job(costs(*[{"up": 100_000, "down": 50_000}] * workers), "mesh", Scenario(workers, RATE, 0.006, 64), 5)
     assert found.step_times[1:] == pytest.approx([0.3 + (workers - 1) * 0.15 + 0.006] * 4)
 
 
@@ -75,7 +75,7 @@ def test_the_frames_of_one_group_meet_at_the_link_of_its_root(workers: int) -> N
     """Check one group: all workers but the root itself send for .1 s and receive for .05 s; the root's own frames take no
     time.
     """
-    scenario = Scenario(workers, RATE, 0.0, 64, uneven=0.0)
+    scenario = Scenario(workers, RATE, 0.0, 64)
     found = job(costs({"up": 100_000, "down": 50_000}), "mesh", scenario, 4)
     assert found.step_times == pytest.approx([0.3 + (workers - 1) * 0.1, *[0.3 + (workers - 1) * 0.15] * 3])
     [star] = {round(each, 9) for each in job(costs({"up": 100_000, "down": 50_000}), "star", scenario, 4).step_times[1:]}
@@ -88,7 +88,7 @@ def test_the_bytes_of_a_mesh_do_not_grow_with_the_workers_and_those_of_a_star_do
     the last group's part of P v.
     """
     group = {"up": 400_000 // workers, "down": 400_000 // workers}
-    scenario = Scenario(workers, RATE, 0.0, 64, uneven=0.0)
+    scenario = Scenario(workers, RATE, 0.0, 64)
     mesh, star = (job(costs(*[group] * workers), each, scenario, 3).step_times[-1] for each in ("mesh", "star"))
     assert mesh == pytest.approx(0.3 + (workers - 1) / workers * 0.8)
     assert star == pytest.approx(0.3 + workers * 0.4 + 0.4)
@@ -104,19 +104,19 @@ def test_servers_share_the_bytes_of_the_star(topology: str, groups: int) -> None
 
     The weights of a group are sent while the gradients of the next one arrive.
     """
-    found = job(costs(*[{"up": 10_000, "down": 10_000}] * 12), topology, Scenario(4, RATE, 0.0, 64, uneven=0.0), 4)
+    found = job(costs(*[{"up": 10_000, "down": 10_000}] * 12), topology, Scenario(4, RATE, 0.0, 64), 4)
     assert found.step_times[1:] == pytest.approx([0.3 + 4 * (groups + 1) * 0.01] * 3)
 
 
 @pytest.mark.parametrize("workers", [2, 6])
 def test_weights_that_workers_pass_on_take_two_sets_for_every_doubling(workers: int) -> None:
     """Check the time until all workers have the weights, if a set takes .05 s, in trees of full levels with 2 and 6 workers."""
-    found = job(costs({"down": 50_000}), "star:down=tree", Scenario(workers, RATE, 0.0, 64, uneven=0.0), 3)
+    found = job(costs({"down": 50_000}), "star:down=tree", Scenario(workers, RATE, 0.0, 64), 3)
     assert found.step_times[1:] == pytest.approx([0.3 + 0.05 * {2: 2, 6: 4}[workers]] * 2)
 
 
 def test_in_a_gather_every_worker_gets_all_gradients_and_no_weights() -> None:
-    found = job(costs({"up": 100_000, "down": 50_000}), "gather", Scenario(3, RATE, 0.0, 64, uneven=0.0), 3)
+    found = job(costs({"up": 100_000, "down": 50_000}), "gather", Scenario(3, RATE, 0.0, 64), 3)
     assert found.step_times == pytest.approx([0.3 + 2 * 0.1] * 3)
     assert found.sent == [0, *[3 * 200_000] * 3] == found.received
     assert [(version.up, version.down) for version in found.versions] == [(600_000, 0)] * 3
@@ -248,7 +248,7 @@ def test_a_worker_that_stands_still_passes_no_weights_on(begin: float, end: floa
     If rank 1 does so before it is stopped, its own passes are the last to end.
     """
     among = Disturbances(standstills=[Standstill(1, begin, end)])
-    found = job(costs({"down": 50_000}), "star:down=tree", Scenario(3, RATE, 0.0, 8, uneven=0.0), 2, among)
+    found = job(costs({"down": 50_000}), "star:down=tree", Scenario(3, RATE, 0.0, 8), 2, among)
     assert found.step_times == pytest.approx([0.3, seconds])
 
 
@@ -260,7 +260,7 @@ def test_a_silent_worker_that_passes_no_weights_on_is_suspended_and_returns() ->
     assert sorted(found.versions[-1].contributors) == [1, 2, 3]
 
 
-GATHER = Scenario(3, RATE, 0.0, 64, uneven=0.0)
+GATHER = Scenario(3, RATE, 0.0, 64)
 
 
 def test_a_gather_goes_on_without_a_lost_worker() -> None:
@@ -391,7 +391,7 @@ def test_the_ranks_below_a_lost_one_get_the_weights_from_the_master() -> None:
     gets its frame in .05 s. Later versions are sent to both ranks.
     """
     among = Disturbances(deaths=[Death(1, 0.42)], detection=0.5)
-    found = job(costs({"down": 50_000}), "star:down=tree", Scenario(3, RATE, 0.0, 8, uneven=0.0), 4, among)
+    found = job(costs({"down": 50_000}), "star:down=tree", Scenario(3, RATE, 0.0, 8), 4, among)
     assert found.step_times == pytest.approx([0.3, 0.92, 0.35, 0.4], abs=1e-4)
     assert [sorted(version.contributors) for version in found.versions] == [[1, 2, 3], [2, 3], [2, 3], [2, 3]]
     assert [(event["event"], event["rank"]) for event in found.events] == [("lost", 1), ("bypassed", 1)]

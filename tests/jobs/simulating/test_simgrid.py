@@ -61,7 +61,7 @@ def test_steps_of_a_star_are_those_on_simgrid(workers: int, count: int, megabyte
         tuple(replace(GroupCosts(0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0), **group) for group in groups), 0.0, 0.0, True
     )
     profile = Profile("model", 1, FORWARD, BACKWARD, 0.0, (TensorTimes((1000, 1000), BACKWARD, 0.0),), FREE, {}, {})
-    scenario = Scenario(workers, 8e7 / GOODPUT, 0.0, 64, uneven=0.0)
+    scenario = Scenario(workers, 8e7 / GOODPUT, 0.0, 64)
     job = simulate_job(profile, costs, scenario, load({"aggregate_order": "arrival"}, {}), STEPS, Disturbances())
     assert list(itertools.accumulate(job.step_times)) == pytest.approx(found, rel=1e-6)
     assert job_step(profile, costs, scenario).seconds == pytest.approx(found[-1] - found[-2], rel=1e-6)

@@ -71,12 +71,12 @@ def test_a_job_goes_on_without_a_worker_and_its_records_have_no_violations(
     assert violations(run, 0) == []
 
 
-@pytest.mark.parametrize(("flags", "first"), [([], [1, 2]), (["--uneven", "0.4"], [2])])
+@pytest.mark.parametrize(("flags", "first"), [([], [1]), (["--uneven", "0.4"], [2])])
 def test_an_uneven_link_gives_the_last_worker_the_greatest_share(
     flags: list[str], first: list[int], file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Check a slow link on which the gradients of two workers arrive together, or that of rank 2 first, and a round that one
-    of them closes.
+    """Check a slow link, on which the gradients of two workers arrive together or that of rank 2 first, and a round that the
+    first gradient closes. Of two that arrive together that of rank 1 is the first.
     """
     asked = ["-n", "2", "--rate", "10kbit", "--jitter", "0", "--steps", "2", "--consistency", "kofn", "--num-aggregate", "1"]
     assert main(words(file, *asked, "--aggregate-order", "arrival", *flags, "--json")) == 0

@@ -51,7 +51,7 @@ def test_a_step_with_one_group_follows_its_formula(workers: int, bookkeeping: fl
     after another.
     """
     group = {"up": 100_000, "down": 50_000, "encode": 0.002, "apply": 0.003, "decode": decode, "update": 0.005}
-    found = job(scheme(group, bookkeeping=bookkeeping), Scenario(workers, RATE, 0.006, 64, uneven=0.0), 4)
+    found = job(scheme(group, bookkeeping=bookkeeping), Scenario(workers, RATE, 0.006, 64), 4)
     handled = max(workers * bookkeeping + decode, bookkeeping + workers * decode)
     expected = 0.3 + 0.002 + 0.003 + workers * 0.15 + 0.006 + handled + 0.005
     assert found.step_times[1:] == pytest.approx([expected] * 3, rel=1e-12)
@@ -270,7 +270,7 @@ def test_a_frame_that_has_not_passed_the_link_when_its_sender_dies_is_lost() -> 
     one sender dies, half of each has passed, and the other's rest takes .05 s.
     """
     costs = scheme({"up": 100_000})
-    found = job(costs, Scenario(2, RATE, 0.0, 8, uneven=0.0), 1, among=Disturbances(deaths=[Death(1, 0.4)], detection=0.01))
+    found = job(costs, Scenario(2, RATE, 0.0, 8), 1, among=Disturbances(deaths=[Death(1, 0.4)], detection=0.01))
     assert contributors(found) == [[2]] and found.seconds == pytest.approx(0.45)
 
 

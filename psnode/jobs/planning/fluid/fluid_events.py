@@ -188,16 +188,13 @@ def _spend(activities: Records, resources: Records, active: Numbers, left: Reals
 
     The first activity takes as much of it as both of its resources allow, then the second one, and so on.
     """
+    resources[0].saved = np.inf  # the second place of activities that use only one resource
     for i in range(active.size):
         one, other = activities[active[i]].one, activities[active[i]].other
-        done = left[i] * (1 - 1e-9)
-        for place in (one, other):
-            if place:  # 0 stands for no resource
-                done = min(done, resources[place].saved)
+        done = min(left[i] * (1 - 1e-9), min(resources[one].saved, resources[other].saved))
         left[i] -= done
-        for place in (one, other):
-            if place:
-                resources[place].saved -= done
+        resources[one].saved -= done
+        resources[other].saved -= done
 
 
 @kernel
@@ -260,6 +257,7 @@ def run_events(activities: Records, queues: Records, resources: Records, later: 
             _release(activities, queues, waiting, tops, index)
     while True:
         begun = _begin(activities, queues, later, waiting, tops, now, active[count:])
+        active[count : count + begun].sort()  # the first of messages that begin together gets a burst first
         for i in range(count, count + begun):
             left[i] = activities[active[i]].work
         count += begun

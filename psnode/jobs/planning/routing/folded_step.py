@@ -125,9 +125,13 @@ class _FoldedJob:
             encoded = worker.step(arrived, complete)
             self.begins.append([worker.backward])
             closed = [self._closed(index, done) for index, done in enumerate(encoded)]
-            known = hosts.wait(scenario.round_trip / 2, closed)  # the master is informed
-            complete = [hosts.wait(scenario.round_trip / 2, [known])]
-            hosts.occupy(rank, (2 + len(roots.get(rank, []))) * hosts.costs.message, [worker.last])
+            known = hosts.wait(hosts.half_trip, closed)  # the master is informed
+            complete = [hosts.wait(hosts.half_trip, [known])]
+            # the worker's report and the end of the version, and as a root also its groups and the order for the next round
+            own = 2 + (1 + len(roots[rank]) if rank in roots else 0)
+            hosts.occupy(rank, own * hosts.costs.message, [worker.last])
+            if MASTER in roots:
+                hosts.occupy(MASTER, self._workers * (2 * hosts.costs.message + self._costs.bookkeeping), [worker.last])
             arrived = [[self._weights(index, done)] for index, done in enumerate(closed)]
 
     def _copies(self, root: int) -> int:
@@ -178,7 +182,7 @@ class _FoldedJob:
         else:
             found = [self._wire((here.outward, self._shares[root][0]), whole, encoded, queue)]
             found += [self._sends(self._rank, size, nbytes, encoded), self._takes(root, copies, nbytes, encoded)]
-        return self.hosts.wait(self._scenario.round_trip / 2, found)
+        return self.hosts.wait(self.hosts.half_trip, found)
 
     def _weights(self, index: int, closed: int) -> int:
         """Add the frames with a group's weights to all workers. Return the activity that ends when the one worker has them."""
@@ -194,7 +198,7 @@ class _FoldedJob:
             return closed
         found = [self._wire((self._shares[root][1], here.inward), whole, closed, queue)]
         found += [self._sends(root, copies, nbytes, closed), self._takes(self._rank, size, nbytes, closed)]
-        return self.hosts.wait(self._scenario.round_trip / 2, found)
+        return self.hosts.wait(self.hosts.half_trip, found)
 
     def _wire(self, links: Sequence[int | None], nbytes: float, follows: int, queue: int) -> int:
         """Add the transfer of `nbytes` bytes over at most two links."""

@@ -29,7 +29,8 @@ well. The `extra` of a group counts as application. A group may travel in severa
 stages by itself.
 
 Every stage consists of sums and maxima of clocks, so a later clock never makes a step shorter. If ranks share the cores of
-one machine, a step also takes at least the sum of all work divided by the rate of all cores together.
+one machine, a step also takes at least the sum of all work divided by the rate of all cores together. Of the work on reports,
+the master's bookkeeping is left out.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ from psnode.jobs.planning.search.stage_loads import StageLoads
 
 Floats = npt.NDArray[np.float64]
 CLOCKS = CODER, INWARD, LANES, OUTWARD, APPLIED, HOME, WORK, ERROR = range(8)
+_CONTROL = 4  # ends of messages for each worker and step: of its report, and of the message that the version is complete
 _MANY_GROUPS = 1 << 20  # more than any plan has, so that only the cores limit the lanes
 
 
@@ -229,7 +231,8 @@ class StepClocks:
         """
         if not self.scenario.shared:
             return np.zeros_like(work)
-        found: Floats = (self.scenario.workers * self._passes + work) / (self.scenario.cores * self.profile.host.crowded)
+        always = self._passes + _CONTROL * self.profile.host.message
+        found: Floats = (self.scenario.workers * always + work) / (self.scenario.cores * self.profile.host.crowded)
         return found
 
     def start(self) -> Floats:

@@ -96,6 +96,17 @@ def test_a_step_that_links_limit_takes_the_bytes_of_the_busiest_link(workers: in
     assert 0.999 * least <= found <= least + more + 0.04
 
 
+@pytest.mark.parametrize("topology", FOLDED)
+def test_in_the_long_run_bursts_carry_nothing(topology: str) -> None:
+    """Check that a step takes at least the time of the bytes on the busiest link at its rate, although a burst of all steps'
+    bytes has been saved.
+    """
+    profile, groups = job(topology, 4, spread(16, up=10**6, down=10**6))
+    busiest = max(max(load.sent, load.received) for load in loads_of(groups))
+    found = folded_step(profile, groups, Scenario(4, RATE, 0.0, 4, burst=1e9)).seconds
+    assert found == pytest.approx(busiest / 1e6, rel=1e-3)
+
+
 def random_job(seed: int, topology: str, workers: int) -> tuple[Profile, RoutedGroups, Scenario]:
     """Return a job whose links, cores or passes may be the bottleneck."""
     rng = random.Random(seed)
@@ -104,7 +115,7 @@ def random_job(seed: int, topology: str, workers: int) -> tuple[Profile, RoutedG
     seconds = {"encode": rng.choice([0.001, 0.05]), "decode": rng.choice([0.0005, 0.03]), "update": rng.choice([0.002, 0.02])}
     groups = spread(count, forward=forward, up=up, down=up * rng.choice([0.3, 1, 3]), apply=seconds["decode"], **seconds)
     host = HostCosts(3e-10, 3e-10, 3e-5, 1e-10, 4, 0.9)
-    scenario = Scenario(workers, rng.choice([1e8, 1e9, 1e10]), 2e-4, rng.choice([2, 4, 16]), uneven=0.0)
+    scenario = Scenario(workers, rng.choice([1e8, 1e9, 1e10]), 2e-4, rng.choice([2, 4, 16]))
     return *job(topology, workers, groups, forward=forward, host=host), scenario
 
 
@@ -154,7 +165,7 @@ def test_groups_of_unequal_sizes_take_at_least_the_time_of_the_largest_one(monke
 
 
 def test_the_rate_of_the_master_is_that_of_no_other_server() -> None:
-    scenario = Scenario(9, RATE, 0.0, 4, uneven=0.0, master_rate=10 * RATE)
+    scenario = Scenario(9, RATE, 0.0, 4, master_rate=10 * RATE)
     profile, groups = job("sharded:servers=4", 9, spread(2, up=10**6, down=10**6))
     whole = job_step(profile, groups.costs, scenario, groups.routes).seconds
     assert folded_step(profile, groups, scenario).seconds == pytest.approx(whole, rel=0.1)

@@ -47,11 +47,22 @@ def test_a_root_that_is_a_worker_gets_the_gradients_of_the_others_and_sends_them
     decodes its own meanwhile.
     """
     costs = scheme({"up": 100_000, "down": 50_000, "ready": 0.2, "encode": 0.01, "apply": 0.02, "decode": 0.03, "update": 0.05})
-    found = seconds(costs, Scenario(workers, RATE, 0.004, 4, uneven=0.0), [Route(1, range(1, workers + 1))])
+    found = seconds(costs, Scenario(workers, RATE, 0.004, 4), [Route(1, range(1, workers + 1))])
     others = workers - 1
     decoded = others * 0.03 if others else 0.03
     latency = 0.004 if others else 0.0
     assert found == pytest.approx(0.3 + 0.01 + 0.02 + decoded + 0.05 + others * (0.1 + 0.05) + latency)
+
+
+def test_messages_about_groups_of_other_roots_occupy_cores() -> None:
+    """Check two workers, each the root of a group, and a core on which all work is done one after another. Of messages with
+    two ends of .002 s each there are two gradients, two weights, two reports, two about groups that are updated, two orders to
+    open the next round, and two about the complete version.
+    """
+    costs = scheme({"ready": 0.2}, {"ready": 0.2})
+    measured = replace(profile(costs), host=replace(FREE, message=0.002))
+    found = job_step(measured, costs, Scenario(2, None, 0.0, 1, shared=True), [Route(1, TWO), Route(2, TWO)])
+    assert found.seconds == pytest.approx(2 * 0.3 + 12 * 2 * 0.002)
 
 
 def test_the_spans_are_those_of_the_last_root_and_of_the_worker_whose_gradient_reaches_it_last() -> None:
@@ -59,7 +70,7 @@ def test_the_spans_are_those_of_the_last_root_and_of_the_worker_whose_gradient_r
     other arrives.
     """
     costs = scheme({"up": 100_000, "down": 50_000, "ready": 0.2, "encode": 0.01, "apply": 0.02, "decode": 0.03, "update": 0.05})
-    scenario = Scenario(2, RATE, 0.004, 4, uneven=0.0)
+    scenario = Scenario(2, RATE, 0.004, 4)
     found = step_spans(profile(costs), costs, scenario, [Route(1, TWO)])
     times = {kind: [pytest.approx(span[2:], abs=1e-6) for span in found if span.kind == kind] for kind in SPANS}
     assert times == {
@@ -73,7 +84,7 @@ def test_spans_of_every_topology_fill_a_step_and_a_gather_sends_no_weights() -> 
     """Check that the last span is the update with which the version ends, and that the version takes the time of a step,
     within 2 %: versions of a mesh last up to 1 % more or less.
     """
-    count, scenario, layout = 6, Scenario(3, RATE, 0.0, 4, uneven=0.0), Layout(3)
+    count, scenario, layout = 6, Scenario(3, RATE, 0.0, 4), Layout(3)
     costs = scheme(*[{"up": 50_000, "down": 40_000, "ready": 0.1, "encode": 0.01, "decode": 0.01, "update": 0.01}] * count)
     tensors = tuple(Tensor(f"w{n}", (4,)) for n in range(count))
     plan = Plan(tensors, tuple(Group(n, (Segment(n, "identity", 4 * n, (4,)),)) for n in range(count)))
@@ -92,7 +103,7 @@ def test_two_roots_use_both_links_both_ways_at_once() -> None:
     direction.
     """
     costs = scheme(*[{"up": 100_000, "down": 50_000, "ready": 0.2}] * 2)
-    found = seconds(costs, Scenario(2, RATE, 0.004, 4, uneven=0.0), [Route(1, TWO), Route(2, TWO)])
+    found = seconds(costs, Scenario(2, RATE, 0.004, 4), [Route(1, TWO), Route(2, TWO)])
     assert found == pytest.approx(0.3 + 0.1 + 0.05 + 0.004)
 
 
@@ -108,7 +119,7 @@ def test_a_step_that_links_limit_takes_the_bytes_of_one_gradient_and_one_set_of_
         whole | {"ready": 0.04 / 3 * (n + 1) / count, "needed": 0.02 / 3 * (count - n - 1) / count} for n in range(count)
     ]  # fmt: skip
     routes = [Route(1 + n % workers, range(1, workers + 1)) for n in range(count)]
-    found = seconds(scheme(*groups), Scenario(workers, RATE, 0.0, 4, uneven=0.0), routes, passes=0.02)
+    found = seconds(scheme(*groups), Scenario(workers, RATE, 0.0, 4), routes, passes=0.02)
     bound = (workers - 1) / workers * 2
     assert bound <= found <= bound + 0.02 + 1e-9
 
@@ -147,7 +158,7 @@ def test_readers_may_pass_weights_on() -> None:
     .2 s for both.
     """
     costs = scheme({"up": 100_000, "down": 50_000, "ready": 0.2})
-    found = seconds(costs, Scenario(2, RATE, 0.004, 4, uneven=0.0), [Chain(0, TWO)])
+    found = seconds(costs, Scenario(2, RATE, 0.004, 4), [Chain(0, TWO)])
     assert found == pytest.approx(0.052 + 0.3 + 2 * 0.1 + 0.002)
 
 
@@ -160,7 +171,7 @@ def test_weights_that_workers_pass_on_take_two_sets_for_every_doubling(workers: 
     plan = Plan((Tensor("w", (4,)),), (Group(0, (Segment(0, "identity", 0, (4,)),)),))
     for topology, expected in (("star", workers), ("star:down=tree", sets)):
         routes = [*routes_of(Layout(workers), plan, topology)]
-        assert seconds(costs, Scenario(workers, RATE, 0.0, 4, uneven=0.0), routes) == pytest.approx(0.3 + 0.05 * expected)
+        assert seconds(costs, Scenario(workers, RATE, 0.0, 4), routes) == pytest.approx(0.3 + 0.05 * expected)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
@@ -170,7 +181,7 @@ def test_where_all_workers_update_each_takes_the_gradients_of_the_others_and_no_
     """
     costs = scheme({"up": 100_000, "down": 50_000, "ready": 0.2, "encode": 0.01, "apply": 0.02, "decode": 0.03, "update": 0.05})
     plan = Plan((Tensor("w", (4,)),), (Group(0, (Segment(0, "identity", 0, (4,)),)),))
-    found = seconds(costs, Scenario(workers, RATE, 0.004, 4, uneven=0.0), [*routes_of(Layout(workers), plan, "gather")])
+    found = seconds(costs, Scenario(workers, RATE, 0.004, 4), [*routes_of(Layout(workers), plan, "gather")])
     others = workers - 1
     assert found == pytest.approx(0.3 + 0.01 + others * (0.1 + 0.03) + (0.002 if others else 0.03) + 0.05 + 0.02)
 
@@ -250,7 +261,7 @@ def test_forecasts_of_several_topologies_stand_side_by_side_and_the_verdict_name
 
     Passes, coding, decoding and the update take 2.22 s in a star, and nothing overlaps.
     """
-    rows = forecasts(measured(), Scenario(4, RATE, 0.0, 4, uneven=0.0), ("star", "mesh"))
+    rows = forecasts(measured(), Scenario(4, RATE, 0.0, 4), ("star", "mesh"))
     by = {row.topology: row for row in rows if not row.peer}
     assert by["star"].seconds == pytest.approx(2.22 + 4 * (26_266 + 52 + 4 * 262_144) / 1e6)
     assert 0.8 < by["mesh"].seconds < 0.8 + 2.22

@@ -103,7 +103,8 @@ class Slow:
             own = sum(each.apply + each.extra for each in groups[: place + 1]) + later
             found = max(found, group.home + own + self.profile.forward - group.needed)
         if self.scenario.shared:
-            passes = workers * (self.profile.forward + self.profile.backward)
+            # a report and the message that the version is complete have two ends each
+            passes = workers * (self.profile.forward + self.profile.backward + 4 * host.message)
             found = max(found, (passes + work) / self.scenario.cores / host.crowded)
         return found, error, groups
 
@@ -269,7 +270,7 @@ def test_one_group_on_a_slow_link_takes_the_simulated_step() -> None:
     """
     draw = random.Random(3)
     profile, candidates = random_profile(draw, 3, mirrored=True), [random_candidate(draw, 1)]
-    scenario = Scenario(3, 1e6, 1e-3, 4, uneven=0.0)
+    scenario = Scenario(3, 1e6, 1e-3, 4)
     found = StepClocks(profile, candidates, scenario, RULES).grouping([3], [0])
     tensors = [Tensor(each.name, each.shape) for each in profile.tensors]
     plan = grouped_plan(tensors, found.groups, {each.flags: each.codec for each in candidates}, RULES)
