@@ -89,8 +89,8 @@ def test_messages_get_a_burst_one_after_another() -> None:
 def test_a_burst_ends_where_the_other_link_has_saved_nothing_more() -> None:
     """Check two messages of 40 bytes from one link with a burst of 60 bytes, each to a link with a burst of 10 bytes.
 
-    Of each message 10 bytes pass immediately. All links have 100 B/s, so that the first one then carries 60 bytes in .6 s. It
-    still has 40 bytes saved, but nobody uses them: bursts are only used when an activity begins.
+    Of each message 10 bytes pass immediately. All links have 100 B/s, so the first link carries the other 60 bytes in .6 s. The
+    40 bytes that this link has still saved remain unused, since a burst counts only when an activity begins.
     """
     graph = Graph()
     first, *others = (graph.resource(Resource(100.0, burst=burst)) for burst in (60.0, 10.0, 10.0))

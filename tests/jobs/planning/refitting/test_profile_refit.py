@@ -191,7 +191,7 @@ def test_a_simulated_run_with_other_figures_is_recovered(topology: str, rate: fl
     job = simulate_job(truth, groups_of(truth, "qsgd", config, 3), scenario, config, 14)
     write_records(tmp_path / "run", job, 2000, {})
     (tmp_path / "run" / CONFIG).write_bytes((make_run(tmp_path / "settings", topology=topology) / CONFIG).read_bytes())
-    found = of(tmp_path / "run", own, replace(SCENARIO), given=False)
+    found = of(tmp_path / "run", own, SCENARIO, given=False)
     assert (found.profile.forward, found.profile.backward) == pytest.approx((0.25, 0.5))
     for group, expected in zip(found.profile.schemes["qsgd"].groups, groups, strict=True):
         assert vars(group) == pytest.approx(vars(expected if config.sends_weights else replace(expected, down=500, update=0.003)))
