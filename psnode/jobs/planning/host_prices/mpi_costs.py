@@ -37,7 +37,7 @@ _VARIABLES = {
 class FrameCosts(NamedTuple):
     """The seconds of a core that a frame through MPI costs at each end: for the frame, and for each of its bytes.
 
-    `message`: the work of the thread that calls MPI. Without a measurement it is the value on the machine of
+    `message`: the work of the thread that calls MPI. Without a measurement it is about the cost of a wake-up of this thread in
     docs/results/2026-11-23-threads.md, and `byte` is 0.
     """
 
