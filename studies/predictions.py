@@ -233,6 +233,7 @@ def _foot(result: Result) -> str:
     lost = sorted(regrets(rows))
     parts = [
         f"Error: {_shown(within(rows))}.",
+        *(f"{kind}: {_shown(within(own))}." for kind, own in _by_kind(rows).items()),
         f"Chosen over best: median {statistics.median(lost):.3f}, worst {lost[-1]:.3f}.",
     ]
     if all("doubtful" in row for row in rows):
@@ -245,13 +246,20 @@ def _foot(result: Result) -> str:
     return " ".join(parts)
 
 
+def _by_kind(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Return the rows of psnode's schemes and those of DDP's hooks, as far as there are both."""
+    hooks = [row for row in rows if row["name"].startswith("DDP ")]
+    schemes = [row for row in rows if row not in hooks]
+    return {"Schemes of psnode": schemes, "Hooks of DDP": hooks} if schemes and hooks else {}
+
+
 def _shown(errors: Mapping[str, float]) -> str:
     median, most, worst = (f"{100 * errors[name]:.1f} %" for name in ("median", "most", "worst"))
     return f"median {median}, nine of ten cells within {most}, worst {worst}"
 
 
 def _off_then(row: Row) -> float:
-    return float(row["then"] / statistics.median(row["measured"]) - 1)
+    return float(row["then"] / _seconds(row) - 1)
 
 
 def _passed(result: Result) -> bool:
@@ -265,7 +273,7 @@ COLUMNS = (
     Column("workers", "{workers}"),
     Column("contender", "{name}", left=True),
     Column("predicted, ms", lambda row: f"{1e3 * row['predicted']:.1f}"),
-    Column("measured, ms", lambda row: f"{1e3 * statistics.median(row['measured']):.1f}"),
+    Column("measured, ms", lambda row: f"{1e3 * _seconds(row):.1f}"),
     Column("off, %", lambda row: f"{100 * row['off']:+.1f}"),
     Column("passes beside it", lambda row: f"{row['slowdown']:.2f}" if "slowdown" in row else ""),
     Column("off at this speed, %", lambda row: f"{100 * _off_then(row):+.1f}" if "then" in row else ""),

@@ -118,6 +118,7 @@ def test_cells_that_take_too_long_and_jobs_that_fail_are_left_out(monkeypatch: p
     assert "| FC | none | 2 | DDP fp32 | 100.0 | 200.0 | -50.0 | 1.20 | -40.0 | messages |  |" in shown
     assert "| FC | none | 2 | bf16 | 180.0 | 200.0 | -10.0 | 1.20 | +8.0 | messages | master |" in shown
     assert "At the machine's speed beside each cell: median 24.0 %, nine of ten cells within 40.0 %, worst 40.0 %." in shown
+    assert "Schemes of psnode: median 10.0 %, nine of ten cells within 10.0 %, worst 10.0 %. Hooks of DDP: median 50.0 %" in shown
     assert "predicted correctly in 0 of 1 cells" in shown
     assert "Named by the verdict, over the best: worst 1.000." in shown
     assert STUDY.passed(found) is False
