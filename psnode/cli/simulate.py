@@ -46,7 +46,7 @@ def _with_rules(command: Callable[..., int]) -> Callable[..., int]:
 )
 @click.option(
     "--uneven", type=FiniteRange(0, 0.9), default=0.0, show_default=True, metavar="SHARE",
-    help="The last rank's connection weighs 1 + SHARE when connections share a link, the first one's about 1 - SHARE.",
+    help="The connection of rank r weighs 1 + SHARE (2 r / P - 1) when connections share a link.",
 )  # fmt: skip
 @click.option("--cores", type=click.IntRange(1), help="Cores of every host.  [default: those of the measured host]")
 @click.option(
